@@ -1,0 +1,499 @@
+"""How does one batch of encoded chunks become decoded bytes on the device? By nvCOMP's batched C API, through ctypes.
+
+The C API rather than NVIDIA's Python bindings, because only it takes arrays of pointers built on the device, returns a
+status per chunk, and stays asynchronous. One call handles one algorithm and any number of chunks:
+
+1. `temp_nbytes` says what scratch the call needs, for planning memory.
+2. `decompress_batch` allocates it, queues the work on a stream and returns at once.
+3. The caller reads the sizes and statuses when the stream has passed, before it hands out any decoded byte.
+
+nvCOMP does not defend itself against corrupt input: it may write past an output, or end the CUDA context, and report
+success. Check every encoded chunk first (`xgpuzarr.plan.frames`), and keep a guard zone behind each output.
+
+Sources: the headers ``nvcomp/{lz4,zstd,...}.h`` and ``nvcomp/shared_types.h`` of nvCOMP 6.0.0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from xgpuzarr.errors import MissingDependencyError, UnsupportedError, XGpuZarrError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import cupy
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Alignment",
+    "compress_batch",
+    "decode_alignment",
+    "decompress_batch",
+    "decompressed_nbytes",
+    "encode_alignment",
+    "encode_options",
+    "library_version",
+    "max_decoded_nbytes",
+    "max_encoded_nbytes",
+    "status_text",
+    "temp_nbytes",
+]
+
+Algorithm = Literal["ans", "bitcomp", "cascaded", "deflate", "gdeflate", "gzip", "lz4", "snappy", "zstd"]
+
+_INSTALL = "pip install 'xgpuzarr[cu13]' for CUDA 13, or 'xgpuzarr[cu12]' for CUDA 12"
+_OPTIONS_NBYTES = 64
+_NOT_RUN = -1  # what a status is until nvCOMP writes it; 0 would read as success
+
+# nvcompDecompressBackend_t. The CUDA kernels always, never "default": then a call stays asynchronous and means the same
+# on every GPU. The hardware engine of newer GPUs wants specially allocated buffers and has its own limits on size.
+_BACKEND_CUDA = 2
+
+# nvcompType_t, by NumPy's names. Only the width and signedness matter to the lossless algorithms.
+_DATA_TYPES = {
+    "int8": 0,
+    "uint8": 1,
+    "int16": 2,
+    "uint16": 3,
+    "int32": 4,
+    "uint32": 5,
+    "int64": 6,
+    "uint64": 7,
+    "float16": 10,
+    "float32": 11,
+    "float64": 12,
+}
+_TYPE_FROM_STREAM = 0xFF  # NVCOMP_TYPE_BITS: the decoder reads the type from the stream
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """What nvCOMP asks of the addresses it is given, in bytes.
+
+    Attributes
+    ----------
+    input, output
+        Of each source and each destination.
+    temp
+        Of the scratch.
+    """
+
+    input: int
+    output: int
+    temp: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """Facts of one algorithm: its name in entry points, its limits in bytes, and what its options hold.
+
+    For zstd the header gives two limits of the encoder, 2^31 - 1 and 16 MiB; the lower one stands here.
+    """
+
+    symbol: str
+    max_decoded_nbytes: int
+    max_encode_nbytes: int
+    decode_words: tuple[int, ...]  # the option struct as little-endian uint32 words
+    levels: range | None  # what the encoder's level or algorithm option takes
+    data_types: frozenset[str]  # what its encoder takes
+
+
+_BYTES = frozenset({"uint8"})
+_INTEGERS = frozenset(name for name in _DATA_TYPES if "int" in name)
+_FLOATS = frozenset({"float16", "float32", "float64"})
+
+_FORMATS: dict[str, _Format] = {
+    "ans": _Format(
+        "ANS", 1 << 25, 1 << 24, (_BACKEND_CUDA, _TYPE_FROM_STREAM), None, frozenset({"uint8", "float16", "float32"})
+    ),
+    "bitcomp": _Format("Bitcomp", 1 << 25, 1 << 24, (_BACKEND_CUDA,), range(2), _INTEGERS | _FLOATS),
+    "cascaded": _Format("Cascaded", (1 << 24) + 8, 1 << 24, (_BACKEND_CUDA, 0, _TYPE_FROM_STREAM), range(8), _INTEGERS),
+    "deflate": _Format("Deflate", (1 << 32) - 1, 1 << 31, (_BACKEND_CUDA,), range(6), _BYTES),
+    "gdeflate": _Format("Gdeflate", (1 << 32) + 288, 1 << 31, (_BACKEND_CUDA,), range(6), _BYTES),
+    "gzip": _Format("Gzip", (1 << 32) - 1, 1 << 31, (_BACKEND_CUDA,), range(6), _BYTES),
+    "lz4": _Format("LZ4", (1 << 32) - 1, 1 << 24, (_BACKEND_CUDA,), None, _INTEGERS - {"int64", "uint64"}),
+    "snappy": _Format("Snappy", (1 << 31) - 1, 1 << 24, (_BACKEND_CUDA,), None, _BYTES),
+    "zstd": _Format("Zstd", (1 << 31) - 1, 1 << 24, (_BACKEND_CUDA,), None, _BYTES),
+}
+
+ALGORITHMS: frozenset[str] = frozenset(_FORMATS)
+
+
+class _Options(ctypes.Structure):
+    """Any of nvCOMP's option structs: all are 64 bytes and passed by value."""
+
+    _fields_ = [("bytes", ctypes.c_uint64 * (_OPTIONS_NBYTES // 8))]
+
+
+class _Alignment(ctypes.Structure):
+    _fields_ = [("input", ctypes.c_size_t), ("output", ctypes.c_size_t), ("temp", ctypes.c_size_t)]
+
+
+class _Properties(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("cudart_version", ctypes.c_uint32)]
+
+
+def decompress_batch(
+    algorithm: Algorithm,
+    src_ptrs: cupy.ndarray,
+    src_nbytes: cupy.ndarray,
+    dst_ptrs: cupy.ndarray,
+    dst_nbytes: cupy.ndarray,
+    *,
+    max_chunk_nbytes: int,
+    total_nbytes: int,
+    stream: cupy.cuda.Stream,
+) -> tuple[cupy.ndarray, cupy.ndarray]:
+    """Queue the decoding of a batch of frames; return before it has run.
+
+    Parameters
+    ----------
+    algorithm
+        One of `ALGORITHMS`.
+    src_ptrs, src_nbytes
+        uint64 device arrays of shape (n,): address and size of each frame, in bytes. Addresses are multiples of
+        ``decode_alignment(algorithm).input``.
+    dst_ptrs, dst_nbytes
+        uint64 device arrays of shape (n,): address and room of each output, in bytes. A frame that holds more than its
+        room may overrun it: compare sizes before the call.
+    max_chunk_nbytes
+        At least the largest decoded size, in bytes; at most ``max_decoded_nbytes(algorithm)``.
+    total_nbytes
+        At least the sum of the decoded sizes, in bytes. It sizes the scratch of zstd; a lower value corrupts memory.
+    stream
+        The stream of the work. Every array above must be ready on it, and must not be reused before it has passed.
+
+    Returns
+    -------
+    actual_nbytes, statuses
+        Device arrays of shape (n,), uint64 and int32: what was decoded of each frame, in bytes, and 0 for success
+        (`status_text` tells the rest). Valid when `stream` has passed.
+
+    Notes
+    -----
+    The scratch comes from CuPy's current allocator on `stream` and is given back on return. That is safe because CuPy's
+    pools, and RMM's, are ordered by stream: only later work of the same stream can be given this memory.
+
+    Nothing synchronises, except bitcomp: nvCOMP reads its frame headers on the host and waits for the stream to do so.
+    """
+    import cupy
+
+    form = _format(algorithm)
+    n = _batch_size(src_ptrs, src_nbytes, dst_ptrs, dst_nbytes)
+    if max_chunk_nbytes > form.max_decoded_nbytes:
+        raise UnsupportedError(
+            f"{algorithm} on the device: a chunk decodes to at most {form.max_decoded_nbytes} bytes, got "
+            f"{max_chunk_nbytes}; read this array with device='cpu'"
+        )
+    scratch_nbytes = temp_nbytes(algorithm, n, max_chunk_nbytes, total_nbytes) if n else 0
+    with stream:
+        actual_nbytes = cupy.zeros(n, dtype=cupy.uint64)
+        statuses = cupy.full(n, _NOT_RUN, dtype=cupy.int32)
+        scratch = cupy.empty(max(scratch_nbytes, 1), dtype=cupy.uint8)
+        if n:
+            status = _entry(form.symbol, "DecompressAsync")(
+                src_ptrs.data.ptr,
+                src_nbytes.data.ptr,
+                dst_nbytes.data.ptr,
+                actual_nbytes.data.ptr,
+                n,
+                scratch.data.ptr,
+                scratch_nbytes,
+                dst_ptrs.data.ptr,
+                _decode_options(form),
+                statuses.data.ptr,
+                stream.ptr,
+            )
+            _check(status, f"decoding {n} chunks of {algorithm}")
+    return actual_nbytes, statuses
+
+
+def compress_batch(
+    algorithm: Algorithm,
+    src_ptrs: cupy.ndarray,
+    src_nbytes: cupy.ndarray,
+    dst_ptrs: cupy.ndarray,
+    *,
+    max_chunk_nbytes: int,
+    total_nbytes: int,
+    stream: cupy.cuda.Stream,
+    options: bytes | None = None,
+) -> tuple[cupy.ndarray, cupy.ndarray]:
+    """Queue the encoding of a batch of chunks; return before it has run.
+
+    Parameters
+    ----------
+    algorithm
+        One of `ALGORITHMS`.
+    src_ptrs, src_nbytes
+        uint64 device arrays of shape (n,): address and size of each chunk, in bytes. Addresses are multiples of
+        ``encode_alignment(algorithm).input``, sizes are multiples of the width of the options' data type.
+    dst_ptrs
+        uint64 device array of shape (n,): address of each output, which has room for
+        ``max_encoded_nbytes(algorithm, max_chunk_nbytes)`` bytes.
+    max_chunk_nbytes, total_nbytes
+        At least the largest chunk and the sum of all, in bytes.
+    stream
+        The stream of the work; as in `decompress_batch`.
+    options
+        From `encode_options`; ``None`` means its defaults.
+
+    Returns
+    -------
+    encoded_nbytes, statuses
+        Device arrays of shape (n,), uint64 and int32, valid when `stream` has passed.
+    """
+    import cupy
+
+    form = _format(algorithm)
+    n = _batch_size(src_ptrs, src_nbytes, dst_ptrs)
+    struct = _encode_struct(algorithm, options)
+    if max_chunk_nbytes > form.max_encode_nbytes:
+        raise UnsupportedError(
+            f"{algorithm} on the device: a chunk to encode has at most {form.max_encode_nbytes} bytes, got "
+            f"{max_chunk_nbytes}; write smaller chunks"
+        )
+    with stream:
+        encoded_nbytes = cupy.zeros(n, dtype=cupy.uint64)
+        statuses = cupy.full(n, _NOT_RUN, dtype=cupy.int32)
+        if n:
+            needed = ctypes.c_size_t()
+            status = _entry(form.symbol, "CompressGetTempSize")(
+                n, max_chunk_nbytes, struct, ctypes.byref(needed), total_nbytes, stream.ptr
+            )
+            _check(status, f"sizing the scratch of {algorithm}")
+            scratch = cupy.empty(max(needed.value, 1), dtype=cupy.uint8)
+            status = _entry(form.symbol, "CompressAsync")(
+                src_ptrs.data.ptr,
+                src_nbytes.data.ptr,
+                max_chunk_nbytes,
+                n,
+                scratch.data.ptr,
+                needed.value,
+                dst_ptrs.data.ptr,
+                encoded_nbytes.data.ptr,
+                struct,
+                statuses.data.ptr,
+                stream.ptr,
+            )
+            _check(status, f"encoding {n} chunks of {algorithm}")
+    return encoded_nbytes, statuses
+
+
+def decompressed_nbytes(
+    algorithm: Algorithm, src_ptrs: cupy.ndarray, src_nbytes: cupy.ndarray, *, stream: cupy.cuda.Stream
+) -> cupy.ndarray:
+    """Queue the reading of the decoded size that each frame states.
+
+    For ans, bitcomp and cascaded, whose headers only nvCOMP knows, this is the one way to learn it before decoding.
+
+    Returns
+    -------
+    cupy.ndarray
+        uint64 device array of shape (n,), valid when `stream` has passed. For corrupt frames it can be anything.
+    """
+    import cupy
+
+    form = _format(algorithm)
+    n = _batch_size(src_ptrs, src_nbytes)
+    with stream:
+        nbytes = cupy.zeros(n, dtype=cupy.uint64)
+        if n:
+            status = _entry(form.symbol, "GetDecompressSizeAsync")(
+                src_ptrs.data.ptr, src_nbytes.data.ptr, nbytes.data.ptr, n, stream.ptr
+            )
+            _check(status, f"reading the sizes of {n} chunks of {algorithm}")
+    return nbytes
+
+
+def temp_nbytes(algorithm: Algorithm, n: int, max_chunk_nbytes: int, total_nbytes: int) -> int:
+    """Scratch that `decompress_batch` will allocate for `n` frames, in bytes. Computed on the host; needs no GPU.
+
+    For zstd about 3 x `total_nbytes` (more for frames below 64 kB), for all other algorithms next to nothing.
+    """
+    form = _format(algorithm)
+    needed = ctypes.c_size_t()
+    status = _entry(form.symbol, "DecompressGetTempSize")(
+        n, max_chunk_nbytes, _decode_options(form), ctypes.byref(needed), total_nbytes, None
+    )
+    _check(status, f"sizing the scratch of {n} chunks of {algorithm}, largest {max_chunk_nbytes} bytes")
+    return needed.value
+
+
+def max_encoded_nbytes(algorithm: Algorithm, chunk_nbytes: int, options: bytes | None = None) -> int:
+    """Room that the encoded form of a chunk of `chunk_nbytes` bytes needs at most, in bytes. Needs no GPU."""
+    needed = ctypes.c_size_t()
+    status = _entry(_format(algorithm).symbol, "CompressGetMaxOutputChunkSize")(
+        chunk_nbytes, _encode_struct(algorithm, options), ctypes.byref(needed)
+    )
+    _check(status, f"sizing the output of {algorithm}")
+    return needed.value
+
+
+def max_decoded_nbytes(algorithm: Algorithm) -> int:
+    """Largest decoded size of one frame that nvCOMP accepts, in bytes."""
+    return _format(algorithm).max_decoded_nbytes
+
+
+@functools.cache
+def decode_alignment(algorithm: Algorithm) -> Alignment:
+    """Return what `decompress_batch` asks of addresses, in bytes. Needs no GPU."""
+    form = _format(algorithm)
+    result = _Alignment()
+    _check(
+        _entry(form.symbol, "DecompressGetRequiredAlignments")(_decode_options(form), ctypes.byref(result)), algorithm
+    )
+    return Alignment(result.input, result.output, result.temp)
+
+
+@functools.cache
+def encode_alignment(algorithm: Algorithm, options: bytes | None = None) -> Alignment:
+    """Return what `compress_batch` asks of addresses, in bytes. Needs no GPU."""
+    result = _Alignment()
+    entry = _entry(_format(algorithm).symbol, "CompressGetRequiredAlignments")
+    _check(entry(_encode_struct(algorithm, options), ctypes.byref(result)), algorithm)
+    return Alignment(result.input, result.output, result.temp)
+
+
+def encode_options(algorithm: Algorithm, *, data_type: str = "uint8", level: int | None = None) -> bytes:
+    """Options of an encoder, as nvCOMP's 64-byte struct.
+
+    Parameters
+    ----------
+    data_type
+        What the bytes are, by NumPy's name: for ans, bitcomp, cascaded and lz4. A chunk's size must be a multiple of
+        its width.
+    level
+        deflate, gdeflate, gzip: 0 (fastest) to 5 (smallest). cascaded: 0 to 7. bitcomp: 0, or 1 for sparse data.
+        ``None`` is nvCOMP's default.
+    """
+    form = _format(algorithm)
+    if data_type not in form.data_types:
+        raise UnsupportedError(f"{algorithm}: data_type must be one of {sorted(form.data_types)}, got {data_type!r}")
+    if level is not None and (form.levels is None or level not in form.levels):
+        allowed = "None" if form.levels is None else f"{form.levels[0]} to {form.levels[-1]}"
+        raise UnsupportedError(f"{algorithm}: level must be {allowed}, got {level!r}")
+    type_code = _DATA_TYPES[data_type]
+    words: tuple[int, ...] = ()
+    match algorithm:
+        case "lz4":
+            words = (type_code,)
+        case "ans":
+            words = (0, type_code)
+        case "bitcomp":
+            words = (level or 0, type_code)
+        case "deflate" | "gdeflate" | "gzip":
+            words = (1 if level is None else level,)
+        case "cascaded":
+            # common_opts: type, asymmetric mode, bit packing, no coarse encoding; then all fine encodings and the level
+            words = (type_code, 1, 1, 0, 0, 0, 7, 0, 3 if level is None else level)
+    return _pack(words)
+
+
+def status_text(status: int) -> str:
+    """Return what nvCOMP says of a status, with its number."""
+    text = _library().nvcompGetStatusString(status)
+    return f"{text.decode() if text else 'unknown status'} (nvCOMP status {status})"
+
+
+@functools.cache
+def library_version() -> tuple[int, int, int]:
+    """Version of the nvCOMP library in use. Needs no GPU.
+
+    Raises
+    ------
+    MissingDependencyError
+        nvCOMP is absent, or its major version is not 6.
+    """
+    return _version(_library())
+
+
+def _version(library: ctypes.CDLL) -> tuple[int, int, int]:
+    properties = _Properties()
+    library.nvcompGetProperties(ctypes.byref(properties))
+    # nvcomp/version.h: major * 1000 + minor * 100 + patch
+    return properties.version // 1000, properties.version % 1000 // 100, properties.version % 100
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    try:
+        from nvidia import libnvcomp
+    except ImportError as error:
+        raise MissingDependencyError(f"nvCOMP 6 is needed to decode on the device: {_INSTALL}") from error
+    library: ctypes.CDLL | None = libnvcomp.load_library()
+    if library is None:
+        raise MissingDependencyError(f"the nvCOMP package is installed, its library does not load: {_INSTALL}")
+    version = _version(library)
+    if version[0] != 6:
+        # Entry points were renamed at 6.0, and option structs may change at the next major version.
+        found = ".".join(str(part) for part in version)
+        raise MissingDependencyError(f"nvCOMP 6 is needed to decode on the device, got {found}: {_INSTALL}")
+    library.nvcompGetStatusString.argtypes = [ctypes.c_int]
+    library.nvcompGetStatusString.restype = ctypes.c_char_p
+    return library
+
+
+# Argument types of nvcompBatched<Algorithm><call>; p stands for a pointer or a stream, n for a size_t, o for options.
+_SIGNATURES = {
+    "CompressAsync": "ppnnpnppopp",
+    "CompressGetMaxOutputChunkSize": "nop",
+    "CompressGetRequiredAlignments": "op",
+    "CompressGetTempSize": "nnopnp",
+    "DecompressAsync": "ppppnpnpopp",
+    "DecompressGetRequiredAlignments": "op",
+    "DecompressGetTempSize": "nnopnp",
+    "GetDecompressSizeAsync": "pppnp",
+}
+_C_TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_size_t, "o": _Options}
+
+
+@functools.cache
+def _entry(symbol: str, call: str) -> Callable[..., int]:
+    """Return the entry point with its argument types set: without them ctypes would cut 64-bit addresses to int."""
+    entry: Callable[..., int] = ctypes.CFUNCTYPE(ctypes.c_int, *(_C_TYPES[c] for c in _SIGNATURES[call]))(
+        (f"nvcompBatched{symbol}{call}", _library())
+    )
+    return entry
+
+
+def _format(algorithm: str) -> _Format:
+    if algorithm not in _FORMATS:
+        raise UnsupportedError(f"nvCOMP has no algorithm {algorithm!r}; it has {', '.join(sorted(_FORMATS))}")
+    return _FORMATS[algorithm]
+
+
+def _batch_size(*columns: cupy.ndarray) -> int:
+    """Length of the columns, which nvCOMP reads as bare uint64 memory: refuse anything else."""
+    n = columns[0].size
+    for column in columns:
+        if column.dtype != "uint64" or column.shape != (n,) or not column.flags.c_contiguous:
+            raise ValueError(
+                f"nvCOMP columns must be contiguous uint64 arrays of shape ({n},), got {column.dtype} {column.shape}"
+            )
+    return int(n)
+
+
+def _pack(words: tuple[int, ...]) -> bytes:
+    return b"".join(word.to_bytes(4, "little") for word in words).ljust(_OPTIONS_NBYTES, b"\0")
+
+
+def _decode_options(form: _Format) -> _Options:
+    return _Options.from_buffer_copy(_pack(form.decode_words))
+
+
+def _encode_struct(algorithm: Algorithm, options: bytes | None) -> _Options:
+    packed = encode_options(algorithm) if options is None else options
+    if len(packed) != _OPTIONS_NBYTES:
+        raise ValueError(f"{algorithm}: options must have {_OPTIONS_NBYTES} bytes, got {len(packed)}")
+    return _Options.from_buffer_copy(packed)
+
+
+def _check(status: int, doing: str) -> None:
+    if status:
+        raise XGpuZarrError(f"{doing} failed: {status_text(status)}")

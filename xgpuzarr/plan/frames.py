@@ -276,12 +276,15 @@ def _snappy_preamble(heads: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDAr
 
 def _stated_nbytes(codec: str, head: NDArray[np.uint8]) -> int:
     """Return the decoded size that one chunk states, in bytes, for the codecs whose check gives `Problem.SIZE`."""
-    stated = {
-        "zstd": lambda heads: ZstdHeaders.parse(heads).content_nbytes,
-        "snappy": lambda heads: _snappy_preamble(heads)[0],
-        "lz4": lambda heads: _little_endian(heads, 0, 4),
-    }
-    return int(stated[codec](head[None])[0])
+    heads = head[None]
+    match codec:
+        case "zstd":
+            stated = ZstdHeaders.parse(heads).content_nbytes
+        case "snappy":
+            stated = _snappy_preamble(heads)[0]
+        case _:
+            stated = _little_endian(heads, 0, 4)
+    return int(stated[0])
 
 
 def _first_problem(*cases: tuple[NDArray[np.bool_], Problem]) -> NDArray[np.uint8]:

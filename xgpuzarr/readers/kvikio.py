@@ -1,0 +1,257 @@
+"""Byte ranges of many files into device memory, in one wave, by KvikIO.
+
+KvikIO reads by GPUDirect Storage where the system has it, and through its own pinned buffers elsewhere. One call opens
+each object once, queues every range on KvikIO's thread pool, and returns when all bytes are on the device. Ranges below
+KvikIO's ``gds_threshold`` (16 KiB) are read one after the other by the calling thread: for many tiny objects, read on
+the host and stage (`xgpuzarr.readers.staging`).
+
+Source of what is said here about streams: KvikIO 26.10, ``file_handle.cpp`` and ``detail/posix_io.hpp``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xgpuzarr.errors import ChunkReadError, MissingDependencyError
+from xgpuzarr.options import usable_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    import cupy
+    from numpy.typing import NDArray
+
+    type _Range = tuple[int, int, int]  # offset in the object, nbytes, offset in the slab
+
+__all__ = ["KvikioReader"]
+
+MAX_OPEN_OBJECTS = 128  # KvikIO holds two descriptors each, and processes may often have 1024
+MAX_THREADS = 16  # more did not read faster from the page cache
+
+_THREADS_LOCK = threading.Lock()
+
+
+class KvikioReader:
+    """Reads objects that are files below a folder, into device memory.
+
+    Safe to call from several threads at once; their reads share KvikIO's pool.
+
+    Parameters
+    ----------
+    root
+        Folder that keys are relative to. Links in it are followed, as zarr-python follows them.
+    task_nbytes
+        Ranges larger than this are cut into tasks for several threads, in bytes. None: KvikIO's setting (4 MiB).
+    n_threads
+        Threads of KvikIO's pool, which all readers of the process share: the first reader sets them, unless
+        ``KVIKIO_NTHREADS`` or the program has. None: the usable CPUs, at most `MAX_THREADS`.
+
+    Raises
+    ------
+    MissingDependencyError
+        KvikIO is not installed.
+    """
+
+    __slots__ = ("_root", "_task_nbytes")
+
+    def __init__(self, root: Path | str, *, task_nbytes: int | None = None, n_threads: int | None = None) -> None:
+        self._root = os.fspath(root)
+        self._task_nbytes = task_nbytes
+        _set_threads(n_threads or min(usable_cpus(), MAX_THREADS))
+
+    @property
+    def store_name(self) -> str:
+        """The store, as an error should name it."""
+        return self._root
+
+    def object_nbytes(self, keys: Sequence[str]) -> NDArray[np.int64]:
+        """Return the sizes of objects, in bytes; -1 for those that do not exist.
+
+        Raises
+        ------
+        ChunkReadError
+            An object is not a file, or may not be looked at.
+        """
+        return np.fromiter((self._object_nbytes(key) for key in keys), np.int64, len(keys))
+
+    def read_into(
+        self,
+        keys: Sequence[str],
+        slab: cupy.ndarray,
+        *,
+        object_row: NDArray[np.int64],
+        offset: NDArray[np.int64],
+        nbytes: NDArray[np.int64],
+        slab_offset: NDArray[np.int64],
+        after: cupy.cuda.Event | None,
+    ) -> None:
+        """Read byte ranges into a slab of device memory; return when all of them are there.
+
+        Parameters
+        ----------
+        keys
+            Keys of the objects, each named once.
+        slab
+            uint8 array of shape (slab_nbytes,) on the device.
+        object_row
+            For each range, the index of its object in `keys`, shape (n,), in ascending order.
+        offset, nbytes
+            Byte ranges in the objects, shape (n,).
+        slab_offset
+            Where each range goes in the slab, in bytes, shape (n,).
+        after
+            Event that the host waits for before anything is written: KvikIO writes by streams of its own, which wait
+            for no other. Record it where the memory of the slab was last used; for a slab fresh from CuPy's pool, that
+            is the current stream, right after allocating. None promises that no queued work uses this memory.
+
+        Raises
+        ------
+        ChunkReadError
+            An object is missing, not a file, not readable, or ends before a range does. No read is under way any
+            more when this is raised.
+
+        Notes
+        -----
+        The bytes are visible to work queued on any stream from now on: the pool's threads synchronise their copies.
+        """
+        import cupy
+
+        if len(object_row) == 0:
+            return
+        stop = slab_offset + nbytes
+        if np.any(slab_offset < 0) or np.any(stop > slab.nbytes) or np.any(np.diff(object_row) < 0):
+            raise ValueError(
+                f"ranges must be ordered by object and lie in the slab of {slab.nbytes} bytes, "
+                f"got {int(slab_offset.min())}:{int(stop.max())}"
+            )
+        bounds = [0, *(np.flatnonzero(np.diff(object_row)) + 1).tolist(), len(object_row)]
+        ranges = list(zip(offset.tolist(), nbytes.tolist(), slab_offset.tolist(), strict=True))
+        objects = ((keys[object_row[first]], ranges[first:last]) for first, last in itertools.pairwise(bounds))
+        with slab.device:
+            cupy.cuda.runtime.free(0)  # makes the device's context current, which KvikIO expects of its caller
+            if after is not None:
+                after.synchronize()
+            self._read_wave(objects, slab)
+
+    def _read_wave(self, objects: Iterable[tuple[str, list[_Range]]], slab: cupy.ndarray) -> None:
+        flying: deque[_ObjectReads] = deque()
+        try:
+            for key, ranges in objects:
+                if len(flying) == MAX_OPEN_OBJECTS:
+                    flying.popleft().finish()
+                reads = self._open(key, max(offset + nbytes for offset, nbytes, _ in ranges))
+                flying.append(reads)
+                for offset, nbytes, at in ranges:
+                    if nbytes:
+                        reads.submit(slab[at : at + nbytes], offset, nbytes, self._task_nbytes)
+            while flying:
+                flying.popleft().finish()
+        finally:
+            # After an error, the reads still under way go on writing to the slab: wait for them.
+            for reads in flying:
+                reads.wait()
+
+    def _open(self, key: str, stop: int) -> _ObjectReads:
+        import kvikio
+
+        object_nbytes = self._object_nbytes(key)
+        if object_nbytes < 0:
+            raise ChunkReadError(f"store {self._root!r}, key {key!r}: object vanished while being read")
+        if stop > object_nbytes:
+            raise ChunkReadError(
+                f"store {self._root!r}, key {key!r}: bytes up to {stop} were asked for, the object has "
+                f"{object_nbytes} bytes; it was cut short or rewritten while being read"
+            )
+        try:
+            return _ObjectReads(f"store {self._root!r}, key {key!r}", kvikio.CuFile(self._path(key)))
+        except (RuntimeError, OSError) as error:
+            # KvikIO's text holds the reason, but not as an errno
+            raise ChunkReadError(
+                f"store {self._root!r}, key {key!r}: {error}; check the permissions of the store"
+            ) from error
+
+    def _object_nbytes(self, key: str) -> int:
+        try:
+            status = os.stat(self._path(key))  # noqa: PTH116  # called for each object
+        except FileNotFoundError:
+            return -1
+        except OSError as error:
+            raise ChunkReadError(
+                f"store {self._root!r}, key {key!r}: {error.strerror}; check the permissions of the store"
+            ) from error
+        if not stat.S_ISREG(status.st_mode):
+            raise ChunkReadError(
+                f"store {self._root!r}, key {key!r}: a stored object must be a file, found a directory or device; "
+                "the store is damaged or the path points above the array"
+            )
+        return status.st_size
+
+    def _path(self, key: str) -> str:
+        if key.startswith("/") or "\0" in key or ".." in key.split("/"):
+            raise ChunkReadError(f"store {self._root!r}: key {key!r} leads out of the store")
+        return f"{self._root}/{key}"
+
+
+class _ObjectReads:
+    """The reads under way of one open object. KvikIO's futures must not outlive its handle."""
+
+    __slots__ = ("_file", "_reads", "_where")
+
+    def __init__(self, where: str, file: Any) -> None:
+        self._where = where
+        self._file = file
+        self._reads: list[tuple[Any, int, int]] = []
+
+    def submit(self, out: cupy.ndarray, offset: int, nbytes: int, task_nbytes: int | None) -> None:
+        try:
+            future = self._file.pread(out, nbytes, offset, task_nbytes)
+        except RuntimeError as error:  # small ranges are read at once
+            raise self._error(offset, nbytes, str(error)) from error
+        self._reads.append((future, offset, nbytes))
+
+    def finish(self) -> None:
+        """Wait for all reads, close the object, and raise for the first read that failed."""
+        failure = self.wait()
+        if failure is not None:
+            raise failure
+
+    def wait(self) -> ChunkReadError | None:
+        """Wait for all reads and close the object; the error of the first read that failed."""
+        failure = None
+        for future, offset, nbytes in self._reads:
+            try:
+                got = future.get()
+            except RuntimeError as error:
+                failure = failure or self._error(offset, nbytes, str(error))
+            else:
+                if got != nbytes:
+                    failure = failure or self._error(offset, nbytes, f"got {got} bytes; the object was cut short")
+        self._reads.clear()
+        self._file.close()
+        return failure
+
+    def _error(self, offset: int, nbytes: int, reason: str) -> ChunkReadError:
+        return ChunkReadError(f"{self._where}, bytes {offset}:{offset + nbytes}: {reason}")
+
+
+def _set_threads(n_threads: int) -> None:
+    try:
+        import kvikio.defaults
+    except ImportError as error:
+        raise MissingDependencyError(
+            "kvikio is needed to read into device memory: pip install 'xgpuzarr[cu13]' for CUDA 13, "
+            "or 'xgpuzarr[cu12]' for CUDA 12"
+        ) from error
+    if "KVIKIO_NTHREADS" in os.environ or "KVIKIO_NUM_THREADS" in os.environ:
+        return
+    with _THREADS_LOCK:
+        if kvikio.defaults.get("num_threads") == 1:  # KvikIO's default, far from what storage can do
+            kvikio.defaults.set({"num_threads": n_threads})

@@ -50,6 +50,7 @@ class AxisSlice:
 
     @property
     def axes(self) -> tuple[int, ...]:
+        """The axis, as a tuple of one."""
         return (self.axis,)
 
     @property
@@ -133,7 +134,7 @@ class Selection:
 
 
 def parse_numpy(key: object, shape: tuple[int, ...]) -> Selection:
-    """Selection of ``array[key]`` by NumPy's rules (NumPy user guide, "Indexing on ndarrays").
+    """Select ``array[key]`` by NumPy's rules (NumPy user guide, "Indexing on ndarrays").
 
     Parameters
     ----------
@@ -158,7 +159,7 @@ def parse_numpy(key: object, shape: tuple[int, ...]) -> Selection:
 
 
 def parse_outer(key: object, shape: tuple[int, ...]) -> Selection:
-    """Selection of ``array.oindex[key]``: each axis indexed on its own, as Zarr's and xarray's outer indexing.
+    """Select ``array.oindex[key]``: each axis is indexed on its own, as in Zarr's and xarray's outer indexing.
 
     Parameters
     ----------
@@ -192,7 +193,7 @@ def parse_outer(key: object, shape: tuple[int, ...]) -> Selection:
 
 
 def parse_vectorized(key: object, shape: tuple[int, ...]) -> Selection:
-    """Selection of ``array.vindex[key]``: arrays broadcast together and come first, then the sliced axes.
+    """Select ``array.vindex[key]``: arrays broadcast together and come first, then the sliced axes.
 
     It is Zarr's rule, which has no slices, and that of xarray's ``VectorizedIndexer``, which has no integers. As
     in Zarr an integer counts as an array of one element, so integers alone give a result of shape ``(1,)``.
@@ -258,7 +259,7 @@ class _Part(NamedTuple):
 
 
 def _items(key: object, shape: tuple[int, ...]) -> list[_Item]:
-    """The items of `key`, completed with full slices; an ellipsis stays where it stands for no axis."""
+    """Complete the items of `key` with full slices; an ellipsis stays where it stands for no axis."""
     items = [_item(item) for item in (key if isinstance(key, tuple) else (key,))]
     ellipses = [i for i, item in enumerate(items) if item is Ellipsis]
     if len(ellipses) > 1:
@@ -358,7 +359,7 @@ def _mask_terms(mask: npt.NDArray[np.bool_], axis: int, shape: tuple[int, ...]) 
 
 
 def _combine(terms: list[_Term], array_dims_at: int) -> Selection:
-    """Selection whose broadcast array dimensions stand before the term `array_dims_at`."""
+    """Make the selection, with the broadcast array dimensions before the term `array_dims_at`."""
     arrays = [term for term in terms if isinstance(term, _Array)]
     try:
         broadcast = np.broadcast_shapes(*(array.positions.shape for array in arrays))
@@ -438,8 +439,12 @@ def _select(parts: list[_Part], result: list[_Dim], sizes: dict[_Dim, int]) -> S
     parts = sorted(parts, key=lambda part: part.group.axes)
     dims = [dim for part in parts for dim in part.dims]
     dims += [dim for dim in result if dim not in dims]  # of length 1 and in no group
+    groups = [part.group for part in parts]
+    if 0 in sizes.values():
+        # Nothing is wanted, so nothing along the other axes either, however long they are.
+        groups = [AxisSlice(g.axis, 0, 1, 0) if isinstance(g, AxisSlice) else g for g in groups]
     return Selection(
-        groups=tuple(part.group for part in parts),
+        groups=tuple(groups),
         shape=tuple(sizes[dim] for dim in result),
         order=tuple(dims.index(dim) for dim in result),
     )

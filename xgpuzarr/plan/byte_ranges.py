@@ -1,0 +1,116 @@
+"""Which reads fetch the chunks of a plan, when an object holds many of them?
+
+`ByteRanges` says where each chunk lies in its object. `coalesce` joins neighbours into `Spans`, each one read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["ByteRanges", "Spans", "coalesce"]
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ByteRanges:
+    """Where encoded chunks lie; int64 columns, one row per chunk.
+
+    Attributes
+    ----------
+    object_row
+        Row of the chunk's object in the plan's `object_coords`.
+    offset
+        First byte in the object.
+    nbytes
+        Encoded size in bytes; -1 for a chunk that is not stored and reads as the fill value.
+    """
+
+    object_row: Int64Array
+    offset: Int64Array
+    nbytes: Int64Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """Reads that fetch all chunks of some `ByteRanges`; int64 columns.
+
+    Attributes
+    ----------
+    object_row, offset, nbytes
+        (n_spans,): the object and the byte range to read, by object then offset. Every span holds a chunk.
+    chunk_span
+        (n_chunks,): the span that holds the chunk; -1 for a chunk that is not stored.
+    chunk_offset
+        (n_chunks,): the chunk's first byte in its span; -1 for a chunk that is not stored.
+    """
+
+    object_row: Int64Array
+    offset: Int64Array
+    nbytes: Int64Array
+    chunk_span: Int64Array
+    chunk_offset: Int64Array
+
+
+def coalesce(ranges: ByteRanges, *, max_gap_bytes: int, max_read_bytes: int) -> Spans:
+    """Join the byte ranges of each object into reads.
+
+    Parameters
+    ----------
+    ranges
+        Byte ranges of chunks, in any order; they may overlap. ``offset + nbytes`` fits int64.
+    max_gap_bytes
+        Ranges with at most this many unwanted bytes between them are joined.
+    max_read_bytes
+        Joining stops where a read would grow larger. A chunk is never split, so one alone may be larger.
+    """
+    stored = np.flatnonzero(ranges.nbytes >= 0)
+    order = stored[np.lexsort((ranges.offset[stored], ranges.object_row[stored]))]
+    object_row, offset = ranges.object_row[order], ranges.offset[order]
+    stop = offset + ranges.nbytes[order]
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = object_row[1:] != object_row[:-1]
+    reach = _reach(stop, is_first)
+    is_first[1:] |= offset[1:] - reach[:-1] > max_gap_bytes
+    starts = _split(np.flatnonzero(is_first), offset, reach, max_read_bytes)
+    span_of = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
+    chunk_span = np.full(len(ranges.nbytes), -1, np.int64)
+    chunk_offset = chunk_span.copy()
+    chunk_span[order] = span_of
+    chunk_offset[order] = offset - offset[starts][span_of]
+    return Spans(
+        object_row=object_row[starts],
+        offset=offset[starts],
+        nbytes=(np.maximum.reduceat(stop, starts) if len(starts) else stop) - offset[starts],
+        chunk_span=chunk_span,
+        chunk_offset=chunk_offset,
+    )
+
+
+def _reach(stop: Int64Array, is_first: npt.NDArray[np.bool_]) -> Int64Array:
+    """Return the running maximum of `stop` within each run that `is_first` opens."""
+    # Ranks are small, so adding a multiple per run keeps later runs above earlier ones without overflow.
+    ascending = np.argsort(stop, kind="stable")
+    rank = np.empty_like(ascending)
+    rank[ascending] = np.arange(len(stop))
+    run = np.cumsum(is_first) * len(stop)
+    return stop[ascending[np.maximum.accumulate(rank + run) - run]]
+
+
+def _split(starts: Int64Array, offset: Int64Array, reach: Int64Array, max_read_bytes: int) -> Int64Array:
+    """Cut runs that are longer than `max_read_bytes`, as late as each cut can be."""
+    stops = np.append(starts[1:], len(offset))
+    cut = [starts]
+    too_long = reach[stops - 1] - offset[starts] > max_read_bytes
+    for start, stop in zip(starts[too_long].tolist(), stops[too_long].tolist(), strict=True):
+        at = start
+        while True:
+            fits = int(np.searchsorted(reach[at:stop], offset[at] + max_read_bytes, side="right"))
+            at += max(fits, 1)
+            if at >= stop:
+                break
+            cut.append(np.array([at]))
+    return np.sort(np.concatenate(cut))

@@ -1,0 +1,84 @@
+"""How much device memory does a read take beyond its result, and in which batches does it stay within a limit?
+
+A chunk in flight holds its encoded bytes, the decoder's scratch, and its decoded bytes unless it is decoded straight
+into the result. This is arithmetic on bytes; nothing is allocated.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["inflight_nbytes", "peak_nbytes", "split_batches"]
+
+Int64Array = npt.NDArray[np.int64]
+
+
+def inflight_nbytes(
+    encoded_nbytes: Int64Array, *, decoded_nbytes: int, scratch_factor: float, is_slab: npt.NDArray[np.bool_]
+) -> Int64Array:
+    """Device bytes that each chunk holds while its batch is in flight.
+
+    Parameters
+    ----------
+    encoded_nbytes
+        int64, (n_chunks,): encoded size of each chunk in bytes; -1 for one that is not stored.
+    decoded_nbytes
+        Decoded size of a chunk, in bytes.
+    scratch_factor
+        Scratch of the decoder per decoded byte; 0 where nothing is decompressed.
+    is_slab
+        bool, (n_chunks,): the chunk is decoded straight into the result.
+
+    Returns
+    -------
+    nbytes
+        int64, (n_chunks,).
+    """
+    is_stored = encoded_nbytes >= 0
+    scratch_nbytes = int(np.ceil(decoded_nbytes * scratch_factor))
+    nbytes = np.where(is_stored, encoded_nbytes + scratch_nbytes, 0)
+    nbytes += np.where(is_slab, 0, decoded_nbytes)
+    return nbytes
+
+
+def split_batches(inflight: Int64Array, *, max_batch_bytes: int) -> list[slice]:
+    """Cut chunks, in order, into as few batches as `max_batch_bytes` allows.
+
+    Parameters
+    ----------
+    inflight
+        int64, (n_chunks,): device bytes of each chunk, as `inflight_nbytes` gives them.
+    max_batch_bytes
+        Most device bytes of one batch. A chunk that needs more is a batch of its own: a chunk decodes whole.
+
+    Returns
+    -------
+    batches
+        Rows of each batch. Together they are all rows, once; none is empty.
+    """
+    reach = np.cumsum(inflight)
+    batches = []
+    start, taken = 0, 0
+    while start < len(inflight):
+        stop = max(int(np.searchsorted(reach, taken + max_batch_bytes, side="right")), start + 1)
+        batches.append(slice(start, stop))
+        start, taken = stop, int(reach[stop - 1])
+    return batches
+
+
+def peak_nbytes(inflight: Int64Array, batches: list[slice], *, n_in_flight: int, out_nbytes: int) -> int:
+    """Most device bytes that a read holds at once.
+
+    Parameters
+    ----------
+    inflight, batches
+        As `inflight_nbytes` and `split_batches` give them.
+    n_in_flight
+        Consecutive batches that may be in flight together, at least 1.
+    out_nbytes
+        Size of the result, in bytes.
+    """
+    reach = np.concatenate(([0], np.cumsum(inflight)))
+    windows = (batches[i : i + n_in_flight] for i in range(len(batches)))
+    return out_nbytes + max((int(reach[w[-1].stop] - reach[w[0].start]) for w in windows), default=0)

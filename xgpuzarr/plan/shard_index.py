@@ -1,0 +1,122 @@
+"""Where do the chunks of a shard lie? Its index says so, and is believed only once it is checked.
+
+A shard stores, before or after its chunks, an (offset, nbytes) pair of uint64 for each chunk in C order, both
+2**64 - 1 for a chunk that is not stored, and optionally a CRC32C of them (Zarr v3, "sharding_indexed" codec, version
+1.0, "Binary shard format").
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from xgpuzarr.errors import CorruptChunkError
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer, Callable
+
+    from xgpuzarr.plan.layout import ShardLevel
+
+__all__ = ["check_shard_ranges", "parse_shard_index"]
+
+Int64Array = npt.NDArray[np.int64]
+UInt64Array = npt.NDArray[np.uint64]
+
+MISSING = np.uint64(2**64 - 1)
+CHECKSUM_NBYTES = 4
+
+
+def parse_shard_index(raw: Buffer, level: ShardLevel, *, label: str) -> tuple[UInt64Array, UInt64Array]:
+    """Parse the index of one shard and verify its checksum; the entries themselves are not checked.
+
+    Parameters
+    ----------
+    raw
+        The index as stored, checksum included: `level.index_nbytes` bytes on the host, C-contiguous.
+    level
+        The shard level.
+    label
+        Names the shard in errors.
+
+    Returns
+    -------
+    offset, nbytes
+        uint64, one entry per chunk of the shard in C order, native byte order. Both are 2**64 - 1 for a chunk that
+        is not stored.
+
+    Raises
+    ------
+    CorruptChunkError
+        The index is short, or its checksum differs.
+    """
+    index = bytes(raw)
+    if len(index) != level.index_nbytes:
+        raise CorruptChunkError(
+            f"{label}: the shard index of {math.prod(level.grid_shape)} chunks takes {level.index_nbytes} bytes,"
+            f" got {len(index)}"
+        )
+    if level.index_checksum:
+        index, checksum = index[:-CHECKSUM_NBYTES], index[-CHECKSUM_NBYTES:]
+        expected, actual = int.from_bytes(checksum, "little"), google_crc32c.value(index)
+        if actual != expected:
+            raise CorruptChunkError(f"{label}: the shard index has CRC32C {actual:#010x}, stored is {expected:#010x}")
+    pairs = np.frombuffer(index, dtype=f"{level.index_byteorder}u8").reshape(-1, 2).astype(np.uint64)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def check_shard_ranges(
+    offset: UInt64Array,
+    nbytes: UInt64Array,
+    level: ShardLevel,
+    *,
+    shard_nbytes: int,
+    label: Callable[[int], str],
+) -> tuple[Int64Array, Int64Array]:
+    """Check entries of a shard's index against the shard, and turn them into int64.
+
+    Parameters
+    ----------
+    offset, nbytes
+        Entries as `parse_shard_index` returns them, all or some.
+    level
+        The shard level.
+    shard_nbytes
+        Stored size of the shard, in bytes: of the object, or for a shard inside a shard the size of its range.
+    label
+        Names the chunk of an entry, given by its position in `offset`, in errors.
+
+    Returns
+    -------
+    offset, nbytes
+        int64, relative to the shard; `nbytes` is -1 and `offset` 0 for chunks that are not stored.
+
+    Raises
+    ------
+    CorruptChunkError
+        An entry is half missing or empty, passes the end of the shard, or overlaps the index.
+    """
+    missing = (offset == MISSING) & (nbytes == MISSING)
+    first, last = 0, shard_nbytes
+    if level.index_location == "start":
+        first = level.index_nbytes
+    else:
+        last = max(last - level.index_nbytes, 0)
+    is_inside = (offset >= np.uint64(first)) & (offset <= np.uint64(last))
+    # Both sides stay below 2**64, where offset + nbytes may wrap around.
+    fits = nbytes <= np.uint64(last) - np.minimum(offset, np.uint64(last))
+    bad = ~missing & ~(is_inside & fits & (nbytes > 0))
+    if bad.any():
+        row = int(np.argmax(bad))
+        at, size = int(offset[row]), int(nbytes[row])
+        raise CorruptChunkError(
+            f"{label(row)}: the shard index places it at bytes {at}:{at + size};"
+            f" chunks lie in bytes {first}:{last} of this shard of {shard_nbytes} bytes"
+        )
+    return (
+        np.where(missing, np.uint64(0), offset).astype(np.int64),
+        np.where(missing, MISSING, nbytes).astype(np.int64),
+    )

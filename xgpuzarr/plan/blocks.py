@@ -1,0 +1,97 @@
+"""How large should a dask block be, and does a block grid fit the stored one?
+
+A block is whole chunks, or whole shards, near a target of decoded bytes:
+
+1. `block_unit` picks what blocks are made of: the stored object, or an even part of a shard far above the target.
+2. `block_shape` doubles the unit along one axis after the other. Axes along which a unit has some extent grow alike, so
+   that a block keeps the proportions the store's author chose: image tiles become squares, tiles of a map become maps.
+   Axes that are stored one by one (time steps, levels) grow after those, the first of them first. Doubling makes
+   blocks of different variables nest, so that arithmetic between them cuts no block.
+3. `first_cut` finds where a block grid cuts the unit; `aligned_length` says what would not.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xgpuzarr.plan.layout import ArrayLayout
+
+__all__ = ["aligned_length", "block_shape", "block_unit", "first_cut"]
+
+
+def block_shape(layout: ArrayLayout, target_bytes: int, *, itemsize: int | None = None) -> tuple[int, ...]:
+    """Shape of the default dask block of an array.
+
+    Parameters
+    ----------
+    layout
+        The array.
+    target_bytes
+        Decoded bytes that a block aims at. The block comes nearest to it in ratio; it is larger only if one unit is.
+    itemsize
+        Bytes of one element of the block, where that is not the stored element: scaled integers become floats.
+
+    Returns
+    -------
+    tuple of int
+        Elements along each axis, at least 1; a multiple of `block_unit`, or the whole axis.
+    """
+    itemsize = itemsize or layout.dtype.itemsize
+    unit = block_unit(layout, target_bytes, itemsize=itemsize)
+    block = [max(1, min(u, s)) for u, s in zip(unit, layout.shape, strict=True)]
+    while (axis := _axis_to_grow(block, unit, layout.shape)) is not None:
+        grown = min(2 * block[axis], layout.shape[axis])
+        nbytes = _nbytes(block, itemsize)
+        if nbytes * (nbytes // block[axis] * grown) >= target_bytes**2:  # no nearer to the target, in ratio
+            break
+        block[axis] = grown
+    return tuple(block)
+
+
+def block_unit(layout: ArrayLayout, target_bytes: int, *, itemsize: int | None = None) -> tuple[int, ...]:
+    """Shape of what blocks are whole multiples of.
+
+    It is the stored object: reading part of a shard costs another read of its index, and part of a chunk costs decoding
+    all of it. A shard far above the target is divided evenly, between its chunks, as long as that comes nearer.
+    """
+    itemsize = itemsize or layout.dtype.itemsize
+    unit = list(layout.object_shape)
+    while True:
+        counts = [u // c for u, c in zip(unit, layout.chunk_shape, strict=True)]
+        axis = counts.index(max(counts)) if counts else 0
+        n_parts = _smallest_factor(counts[axis]) if counts else 1
+        if n_parts == 1 or _nbytes(unit, itemsize) <= math.sqrt(n_parts) * target_bytes:
+            return tuple(unit)
+        unit[axis] //= n_parts
+
+
+def first_cut(lengths: Sequence[int], unit: int) -> int | None:
+    """Index at which blocks of `lengths` along an axis first cut a unit; None if every block ends with one."""
+    return next((stop for stop in accumulate(lengths[:-1]) if stop % unit), None)
+
+
+def aligned_length(length: int, unit: int, axis_length: int) -> int:
+    """Multiple of `unit` nearest to a block length, and no longer than the axis."""
+    return min(max(1, round(length / unit)) * unit, axis_length)
+
+
+def _axis_to_grow(block: Sequence[int], unit: Sequence[int], shape: Sequence[int]) -> int | None:
+    """Axis along which the next doubling keeps the block's proportions; None if the block is the array."""
+    open_axes = [axis for axis, (b, s) in enumerate(zip(block, shape, strict=True)) if b < s]
+    extended = [axis for axis in open_axes if unit[axis] > 1]
+    if extended:
+        return min(extended, key=lambda axis: block[axis] / unit[axis])
+    return min(open_axes, default=None)
+
+
+def _nbytes(shape: Sequence[int], itemsize: int) -> int:
+    return math.prod(shape) * itemsize
+
+
+def _smallest_factor(n: int) -> int:
+    return next((f for f in range(2, math.isqrt(n) + 1) if n % f == 0), n)

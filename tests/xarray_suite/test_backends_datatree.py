@@ -1,0 +1,7 @@
+"""The Zarr tests of xarray.tests.test_backends_datatree."""
+
+from xarray.tests import test_backends_datatree
+
+from tests.xarray_suite.redirect import tests_and_fixtures
+
+globals().update(tests_and_fixtures(test_backends_datatree))

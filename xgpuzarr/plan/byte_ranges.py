@@ -10,9 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ByteRanges", "Spans", "coalesce"]
+__all__ = ["MISSING", "ByteRanges", "Spans", "coalesce"]
 
 Int64Array = npt.NDArray[np.int64]
+
+MISSING = -1
+"""In place of the size of a chunk that is not stored; it reads as the fill value."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +29,7 @@ class ByteRanges:
     offset
         First byte in the object.
     nbytes
-        Encoded size in bytes; -1 for a chunk that is not stored and reads as the fill value.
+        Encoded size in bytes; `MISSING` for a chunk that is not stored.
     """
 
     object_row: Int64Array
@@ -43,9 +46,9 @@ class Spans:
     object_row, offset, nbytes
         (n_spans,): the object and the byte range to read, by object then offset. Every span holds a chunk.
     chunk_span
-        (n_chunks,): the span that holds the chunk; -1 for a chunk that is not stored.
+        (n_chunks,): the span that holds the chunk; `MISSING` for a chunk that is not stored.
     chunk_offset
-        (n_chunks,): the chunk's first byte in its span; -1 for a chunk that is not stored.
+        (n_chunks,): the chunk's first byte in its span; `MISSING` for a chunk that is not stored.
     """
 
     object_row: Int64Array
@@ -67,7 +70,7 @@ def coalesce(ranges: ByteRanges, *, max_gap_bytes: int, max_read_bytes: int) -> 
     max_read_bytes
         Joining stops where a read would grow larger. A chunk is never split, so one alone may be larger.
     """
-    stored = np.flatnonzero(ranges.nbytes >= 0)
+    stored = np.flatnonzero(ranges.nbytes != MISSING)
     order = stored[np.lexsort((ranges.offset[stored], ranges.object_row[stored]))]
     object_row, offset = ranges.object_row[order], ranges.offset[order]
     stop = offset + ranges.nbytes[order]
@@ -77,7 +80,7 @@ def coalesce(ranges: ByteRanges, *, max_gap_bytes: int, max_read_bytes: int) -> 
     is_first[1:] |= offset[1:] - reach[:-1] > max_gap_bytes
     starts = _split(np.flatnonzero(is_first), offset, reach, max_read_bytes)
     span_of = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
-    chunk_span = np.full(len(ranges.nbytes), -1, np.int64)
+    chunk_span = np.full(len(ranges.nbytes), MISSING, np.int64)
     chunk_offset = chunk_span.copy()
     chunk_span[order] = span_of
     chunk_offset[order] = offset - offset[starts][span_of]

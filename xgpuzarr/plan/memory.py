@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from xgpuzarr.plan.byte_ranges import MISSING
+
 __all__ = ["inflight_nbytes", "peak_nbytes", "split_batches"]
 
 Int64Array = npt.NDArray[np.int64]
@@ -22,7 +24,7 @@ def inflight_nbytes(
     Parameters
     ----------
     encoded_nbytes
-        int64, (n_chunks,): encoded size of each chunk in bytes; -1 for one that is not stored.
+        int64, (n_chunks,): encoded size of each chunk in bytes; `MISSING` for one that is not stored.
     decoded_nbytes
         Decoded size of a chunk, in bytes.
     scratch_factor
@@ -35,7 +37,7 @@ def inflight_nbytes(
     nbytes
         int64, (n_chunks,).
     """
-    is_stored = encoded_nbytes >= 0
+    is_stored = encoded_nbytes != MISSING
     scratch_nbytes = int(np.ceil(decoded_nbytes * scratch_factor))
     nbytes = np.where(is_stored, encoded_nbytes + scratch_nbytes, 0)
     nbytes += np.where(is_slab, 0, decoded_nbytes)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xgpuzarr.errors import CorruptChunkError
+from xgpuzarr.plan.byte_ranges import MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Buffer, Callable
@@ -26,8 +27,9 @@ __all__ = ["check_shard_ranges", "parse_shard_index"]
 Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
 
-MISSING = np.uint64(2**64 - 1)
+NOT_STORED = np.uint64(2**64 - 1)
 CHECKSUM_NBYTES = 4
+INT64_MAX = int(np.iinfo(np.int64).max)
 
 
 def parse_shard_index(raw: Buffer, level: ShardLevel, *, label: str) -> tuple[UInt64Array, UInt64Array]:
@@ -73,7 +75,7 @@ def check_shard_ranges(
     nbytes: UInt64Array,
     level: ShardLevel,
     *,
-    shard_nbytes: int,
+    shard_nbytes: int | None,
     label: Callable[[int], str],
 ) -> tuple[Int64Array, Int64Array]:
     """Check entries of a shard's index against the shard, and turn them into int64.
@@ -86,24 +88,25 @@ def check_shard_ranges(
         The shard level.
     shard_nbytes
         Stored size of the shard, in bytes: of the object, or for a shard inside a shard the size of its range.
+        None if the store did not say; then a chunk beyond the end shows when it is read.
     label
         Names the chunk of an entry, given by its position in `offset`, in errors.
 
     Returns
     -------
     offset, nbytes
-        int64, relative to the shard; `nbytes` is -1 and `offset` 0 for chunks that are not stored.
+        int64, relative to the shard; 0 and `byte_ranges.MISSING` for chunks that are not stored.
 
     Raises
     ------
     CorruptChunkError
         An entry is half missing or empty, passes the end of the shard, or overlaps the index.
     """
-    missing = (offset == MISSING) & (nbytes == MISSING)
-    first, last = 0, shard_nbytes
+    missing = (offset == NOT_STORED) & (nbytes == NOT_STORED)
+    first, last = 0, INT64_MAX if shard_nbytes is None else shard_nbytes
     if level.index_location == "start":
         first = level.index_nbytes
-    else:
+    elif shard_nbytes is not None:
         last = max(last - level.index_nbytes, 0)
     is_inside = (offset >= np.uint64(first)) & (offset <= np.uint64(last))
     # Both sides stay below 2**64, where offset + nbytes may wrap around.
@@ -113,10 +116,7 @@ def check_shard_ranges(
         row = int(np.argmax(bad))
         at, size = int(offset[row]), int(nbytes[row])
         raise CorruptChunkError(
-            f"{label(row)}: the shard index places it at bytes {at}:{at + size};"
-            f" chunks lie in bytes {first}:{last} of this shard of {shard_nbytes} bytes"
+            f"{label(row)}: the shard index gives it offset {at} and {size} bytes; chunks of this shard are not empty"
+            f" and lie in bytes {first}:{last}"
         )
-    return (
-        np.where(missing, np.uint64(0), offset).astype(np.int64),
-        np.where(missing, MISSING, nbytes).astype(np.int64),
-    )
+    return np.where(missing, 0, offset).astype(np.int64), np.where(missing, MISSING, nbytes.astype(np.int64))

@@ -181,8 +181,6 @@ def decompress_batch(
 
     Nothing synchronises, except bitcomp: nvCOMP reads its frame headers on the host and waits for the stream to do so.
     """
-    import cupy
-
     form = _format(algorithm)
     n = _batch_size(src_ptrs, src_nbytes, dst_ptrs, dst_nbytes)
     if max_chunk_nbytes > form.max_decoded_nbytes:
@@ -190,6 +188,8 @@ def decompress_batch(
             f"{algorithm} on the device: a chunk decodes to at most {form.max_decoded_nbytes} bytes, got "
             f"{max_chunk_nbytes}; read this array with device='cpu'"
         )
+    import cupy
+
     scratch_nbytes = temp_nbytes(algorithm, n, max_chunk_nbytes, total_nbytes) if n else 0
     with stream:
         actual_nbytes = cupy.zeros(n, dtype=cupy.uint64)
@@ -248,8 +248,6 @@ def compress_batch(
     encoded_nbytes, statuses
         Device arrays of shape (n,), uint64 and int32, valid when `stream` has passed.
     """
-    import cupy
-
     form = _format(algorithm)
     n = _batch_size(src_ptrs, src_nbytes, dst_ptrs)
     struct = _encode_struct(algorithm, options)
@@ -258,6 +256,8 @@ def compress_batch(
             f"{algorithm} on the device: a chunk to encode has at most {form.max_encode_nbytes} bytes, got "
             f"{max_chunk_nbytes}; write smaller chunks"
         )
+    import cupy
+
     with stream:
         encoded_nbytes = cupy.zeros(n, dtype=cupy.uint64)
         statuses = cupy.full(n, _NOT_RUN, dtype=cupy.int32)
@@ -297,10 +297,10 @@ def decompressed_nbytes(
     cupy.ndarray
         uint64 device array of shape (n,), valid when `stream` has passed. For corrupt frames it can be anything.
     """
-    import cupy
-
     form = _format(algorithm)
     n = _batch_size(src_ptrs, src_nbytes)
+    import cupy
+
     with stream:
         nbytes = cupy.zeros(n, dtype=cupy.uint64)
         if n:

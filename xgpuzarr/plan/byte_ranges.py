@@ -70,7 +70,12 @@ def coalesce(ranges: ByteRanges, *, max_gap_bytes: int, max_read_bytes: int) -> 
     max_read_bytes
         Joining stops where a read would grow larger. A chunk is never split, so one alone may be larger.
     """
+    chunk_span = np.full(len(ranges.nbytes), MISSING, np.int64)
+    chunk_offset = chunk_span.copy()
     stored = np.flatnonzero(ranges.nbytes != MISSING)
+    if len(stored) == 0:
+        none = np.empty(0, np.int64)
+        return Spans(none, none, none, chunk_span, chunk_offset)
     order = stored[np.lexsort((ranges.offset[stored], ranges.object_row[stored]))]
     object_row, offset = ranges.object_row[order], ranges.offset[order]
     stop = offset + ranges.nbytes[order]
@@ -80,14 +85,12 @@ def coalesce(ranges: ByteRanges, *, max_gap_bytes: int, max_read_bytes: int) -> 
     is_first[1:] |= offset[1:] - reach[:-1] > max_gap_bytes
     starts = _split(np.flatnonzero(is_first), offset, reach, max_read_bytes)
     span_of = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
-    chunk_span = np.full(len(ranges.nbytes), MISSING, np.int64)
-    chunk_offset = chunk_span.copy()
     chunk_span[order] = span_of
     chunk_offset[order] = offset - offset[starts][span_of]
     return Spans(
         object_row=object_row[starts],
         offset=offset[starts],
-        nbytes=(np.maximum.reduceat(stop, starts) if len(starts) else stop) - offset[starts],
+        nbytes=np.maximum.reduceat(stop, starts) - offset[starts],
         chunk_span=chunk_span,
         chunk_offset=chunk_offset,
     )
@@ -111,7 +114,8 @@ def _split(starts: Int64Array, offset: Int64Array, reach: Int64Array, max_read_b
     for start, stop in zip(starts[too_long].tolist(), stops[too_long].tolist(), strict=True):
         at = start
         while True:
-            fits = int(np.searchsorted(reach[at:stop], offset[at] + max_read_bytes, side="right"))
+            limit = min(int(offset[at]) + max_read_bytes, int(reach[stop - 1]))  # within int64
+            fits = int(np.searchsorted(reach[at:stop], limit, side="right"))
             at += max(fits, 1)
             if at >= stop:
                 break

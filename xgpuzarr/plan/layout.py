@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from xgpuzarr.errors import UnsupportedError
+from xgpuzarr.plan.codec_chain import CodecChain, build_codec_chain
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     import zarr
+    from zarr.abc.codec import Codec
 
-    from xgpuzarr.plan.codec_chain import CodecChain
+__all__ = ["ArrayLayout", "KeyRule", "ShardLevel", "chunk_codecs", "layout_of"]
 
-__all__ = ["ArrayLayout", "KeyRule", "ShardLevel"]
+CUPY_KINDS = "biufc"
+"""Kinds of dtype that CuPy has: bool, int, unsigned, float, complex."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,126 @@ class ArrayLayout:
         """Stored objects along each axis."""
         return tuple(-(-s // c) for s, c in zip(self.shape, self.object_shape, strict=True))
 
+    @property
+    def host_result_reason(self) -> str:
+        """Why results are NumPy arrays even when the device decodes: CuPy lacks the dtype. "" if it has it."""
+        if self.dtype.kind in CUPY_KINDS and self.dtype.itemsize <= (8 if self.dtype.kind == "f" else 16):
+            return ""
+        return f"CuPy has no {self.dtype.name} dtype"
+
     def key(self, coords: Iterable[int]) -> str:
         """Key of the stored object at `coords` of the object grid."""
         return self.key_rule.key(self.path, coords)
+
+
+def layout_of(array: zarr.Array[Any]) -> ArrayLayout:
+    """Layout of an open Zarr array.
+
+    Raises
+    ------
+    UnsupportedError
+        The chunk grid is not regular, or keys follow a rule that is not in the specification. zarr-python may
+        still read such an array.
+    """
+    metadata = array.metadata
+    path = array.path.strip("/")
+    declared = array.dtype
+    levels, codecs = _shards_and_codecs(array)
+    if metadata.zarr_format == 2:
+        object_shape = tuple(metadata.chunks)
+        rule = KeyRule("", metadata.dimension_separator)
+        order: Literal["C", "F"] = metadata.order
+    else:
+        object_shape = _regular_grid(path, metadata.chunk_grid.to_dict())
+        rule = _key_rule(path, metadata.chunk_key_encoding.to_dict())
+        order = "C"
+    chunk_shape = levels[-1].chunk_shape if levels else object_shape
+    fill_value = metadata.fill_value
+    if fill_value is None:  # Zarr v2 allows null; zarr-python reads it as the dtype's zero
+        fill_value = metadata.dtype.default_scalar() if hasattr(metadata.dtype, "default_scalar") else declared.type()
+    return ArrayLayout(
+        path=path,
+        zarr_format=metadata.zarr_format,
+        shape=tuple(array.shape),
+        dtype=declared.newbyteorder("=") if declared.kind not in "OT" else declared,
+        chunk_shape=chunk_shape,
+        object_shape=object_shape,
+        shard_levels=levels,
+        codec_chain=build_codec_chain(
+            [_name_and_config(codec) for codec in codecs],
+            zarr_format=metadata.zarr_format,
+            dtype=declared,
+            chunk_shape=chunk_shape,
+            order=order,
+        ),
+        fill_value=fill_value,
+        key_rule=rule,
+    )
+
+
+def chunk_codecs(array: zarr.Array[Any]) -> tuple[Any, ...]:
+    """zarr-python's codec objects for the smallest decodable unit of `array`, in encode order."""
+    return _shards_and_codecs(array)[1]
+
+
+def _shards_and_codecs(array: zarr.Array[Any]) -> tuple[tuple[ShardLevel, ...], tuple[Any, ...]]:
+    """Peel plain `sharding_indexed` levels off an array's codecs.
+
+    A level with other codecs around it, or with an unusual index, is not peeled: its shard is then one chunk that
+    zarr-python decodes whole.
+    """
+    metadata = array.metadata
+    if metadata.zarr_format == 2:
+        compressor = () if metadata.compressor is None else (metadata.compressor,)
+        return (), (*(metadata.filters or ()), *compressor)
+    levels: list[ShardLevel] = []
+    codecs: Sequence[Codec] = metadata.codecs
+    shape = _regular_grid(array.path, metadata.chunk_grid.to_dict())
+    while len(codecs) == 1:
+        name, config = _name_and_config(codecs[0])
+        if name != "sharding_indexed":
+            break
+        level = _shard_level(shape, config)
+        if level is None:
+            break
+        levels.append(level)
+        shape = level.chunk_shape
+        codecs = codecs[0].codecs  # type: ignore[attr-defined]
+    return tuple(levels), tuple(codecs)
+
+
+def _shard_level(shard_shape: tuple[int, ...], config: Mapping[str, Any]) -> ShardLevel | None:
+    names = [codec["name"] for codec in config["index_codecs"]]
+    if names not in (["bytes"], ["bytes", "crc32c"]):
+        return None
+    endian = config["index_codecs"][0].get("configuration", {}).get("endian", "little")
+    location = config.get("index_location", "end")
+    return ShardLevel(
+        shard_shape=shard_shape,
+        chunk_shape=tuple(config["chunk_shape"]),
+        index_location=getattr(location, "value", location),
+        index_byteorder=">" if endian == "big" else "<",
+        index_checksum=len(names) == 2,
+    )
+
+
+def _name_and_config(codec: Any) -> tuple[str, Mapping[str, Any]]:
+    """Name and configuration of a codec object of either format (a numcodecs codec for v2)."""
+    if hasattr(codec, "codec_id") and hasattr(codec, "get_config") and not hasattr(codec, "to_dict"):
+        config = dict(codec.get_config())
+        return config.pop("id"), config
+    as_dict = codec.to_dict()
+    return as_dict["name"], as_dict.get("configuration", {})
+
+
+def _regular_grid(path: str, grid: Mapping[str, Any]) -> tuple[int, ...]:
+    if grid["name"] != "regular":
+        raise UnsupportedError(f"array {path!r}: chunk grid {grid['name']!r} is read by zarr-python")
+    return tuple(grid["configuration"]["chunk_shape"])
+
+
+def _key_rule(path: str, encoding: Mapping[str, Any]) -> KeyRule:
+    separator = encoding.get("configuration", {}).get("separator", "/")
+    if encoding["name"] not in ("default", "v2"):
+        raise UnsupportedError(f"array {path!r}: chunk key encoding {encoding['name']!r} is read by zarr-python")
+    return KeyRule("c" if encoding["name"] == "default" else "", separator)

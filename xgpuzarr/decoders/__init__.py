@@ -1,0 +1,1 @@
+"""Encoded bytes into decoded bytes, on the device or the host."""

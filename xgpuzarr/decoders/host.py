@@ -1,0 +1,227 @@
+"""Decoding chunks on the host: common compressors straight into place, everything else through zarr-python's codecs.
+
+`ChunkDecoder.decode_into` serves direct chains (one known compressor over plain elements, see
+`CodecChain.is_direct`); `ChunkDecoder.decode_array` serves any chain that zarr-python can decode. Both are safe to
+call from several threads, and the compressors release the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import lzma
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numcodecs import blosc, lz4, zstd
+from zarr.core.array_spec import ArrayConfig, ArraySpec
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.config import config as zarr_config
+from zarr.core.sync import sync
+from zarr.registry import get_pipeline_class
+
+from xgpuzarr.errors import UnsupportedError
+from xgpuzarr.plan.frames import zstd_content_nbytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import zarr
+    from numpy.typing import NDArray
+
+    from xgpuzarr.plan.layout import ArrayLayout
+
+__all__ = ["DECODE_ERRORS", "ChunkDecoder", "decode_into"]
+
+DECODE_ERRORS = (ValueError, RuntimeError, TypeError, OSError, EOFError, KeyError, IndexError, OverflowError)
+DECODE_ERRORS += (zlib.error, lzma.LZMAError, struct.error)
+"""What the codecs of numcodecs and zarr-python raise on bytes they cannot decode."""
+
+
+class _Inflate(Protocol):
+    """What zlib and isal have in common: a decompressor object that can be stopped at a size."""
+
+    def decompressobj(self, wbits: int = ...) -> Any: ...
+
+
+def _fast_zlib() -> _Inflate:
+    """isal's zlib where it is installed (2-3 times as fast), the standard library's elsewhere."""
+    try:
+        from isal import isal_zlib  # noqa: PLC0415  # an optional package
+    except ImportError:
+        return zlib
+    return isal_zlib
+
+
+_ZLIB = _fast_zlib()
+
+
+def decode_into(codec: str, encoded: memoryview, out: NDArray[np.uint8]) -> str:
+    """Undo one compressor, filling `out` exactly.
+
+    Parameters
+    ----------
+    codec
+        "zstd", "lz4" (numcodecs' framing: the size, then one LZ4 block), "blosc", "gzip" or "zlib".
+    encoded
+        Encoded bytes of one chunk, host memory.
+    out
+        1-D, contiguous, writable; as long as the chunk's decoded bytes.
+
+    Returns
+    -------
+    str
+        "" if `out` is filled; otherwise what is wrong with the bytes, and `out` holds nothing of use.
+    """
+    return _DECODERS[codec](encoded, out)
+
+
+def _decode_zstd(encoded: memoryview, out: NDArray[np.uint8]) -> str:
+    content = zstd_content_nbytes(encoded)
+    if content is not None and content != out.nbytes:
+        return f"zstd frame says {content} bytes, the chunk shape needs {out.nbytes}"
+    return _run(zstd.decompress, "zstd", encoded, out)
+
+
+def _decode_lz4(encoded: memoryview, out: NDArray[np.uint8]) -> str:
+    if len(encoded) < 4:
+        return f"lz4 needs a 4-byte size before its block, got {len(encoded)} bytes"
+    (content,) = struct.unpack_from("<I", encoded)
+    if content != out.nbytes:
+        return f"lz4 size prefix says {content} bytes, the chunk shape needs {out.nbytes}"
+    return _run(lz4.decompress, "lz4", encoded, out)
+
+
+def _decode_blosc(encoded: memoryview, out: NDArray[np.uint8]) -> str:
+    if len(encoded) < 16:
+        return f"blosc needs a 16-byte header, got {len(encoded)} bytes"
+    content, _, stored = struct.unpack_from("<III", encoded, 4)
+    if content != out.nbytes:
+        return f"blosc header says {content} bytes, the chunk shape needs {out.nbytes}"
+    if stored != len(encoded):  # c-blosc trusts this field, and would read past the end of a shorter object
+        return f"blosc header says {stored} encoded bytes, the object has {len(encoded)}"
+    return _run(blosc.decompress, "blosc", encoded, out)
+
+
+def _run(decompress: Callable[..., Any], name: str, encoded: memoryview, out: NDArray[np.uint8]) -> str:
+    if out.nbytes == 0:  # numcodecs refuses empty destinations
+        return ""
+    try:
+        decompress(encoded, out)
+    except DECODE_ERRORS as error:
+        return f"{name}: {error}"
+    return ""
+
+
+def _decode_deflate(encoded: memoryview, out: NDArray[np.uint8], wbits: int) -> str:
+    """Undo zlib (RFC 1950) or gzip (RFC 1952, several members) without ever making more than `out` holds."""
+    done = 0
+    rest: bytes | memoryview = encoded
+    while len(rest):
+        member = _ZLIB.decompressobj(wbits=wbits)
+        try:
+            # one byte more than fits shows a chunk that is too long
+            part = member.decompress(rest, out.nbytes - done + 1)
+            if not member.eof and not (len(part) > out.nbytes - done):
+                part += member.flush()
+        except (zlib.error, *_isal_errors()) as error:
+            return f"deflate: {error}"
+        if done + len(part) > out.nbytes:
+            return f"deflate stream makes more than the {out.nbytes} bytes that the chunk shape needs"
+        if not member.eof:
+            return "deflate stream ends early"
+        out[done : done + len(part)] = np.frombuffer(part, np.uint8)
+        done += len(part)
+        rest = member.unused_data
+        if wbits == zlib.MAX_WBITS and len(rest):
+            return f"zlib stream is followed by {len(rest)} stray bytes"
+        if not rest.strip(b"\0"):  # gzip allows zero padding
+            break
+    if done != out.nbytes:
+        return f"deflate stream makes {done} bytes, the chunk shape needs {out.nbytes}"
+    return ""
+
+
+def _isal_errors() -> tuple[type[Exception], ...]:
+    return (_ZLIB.error,) if hasattr(_ZLIB, "error") else ()
+
+
+def _decode_gzip(encoded: memoryview, out: NDArray[np.uint8]) -> str:
+    return _decode_deflate(encoded, out, zlib.MAX_WBITS | 16)
+
+
+def _decode_zlib(encoded: memoryview, out: NDArray[np.uint8]) -> str:
+    return _decode_deflate(encoded, out, zlib.MAX_WBITS)
+
+
+_DECODERS: dict[str, Callable[[memoryview, NDArray[np.uint8]], str]] = {
+    "zstd": _decode_zstd,
+    "lz4": _decode_lz4,
+    "blosc": _decode_blosc,
+    "gzip": _decode_gzip,
+    "zlib": _decode_zlib,
+}
+
+
+class ChunkDecoder:
+    """Decodes single chunks of one array with zarr-python's codecs.
+
+    Parameters
+    ----------
+    array
+        The open array; its metadata gives the codecs.
+    codecs
+        Codec objects of the smallest decodable unit, in encode order (`plan.layout.chunk_codecs`).
+    layout
+        Its layout.
+
+    Raises
+    ------
+    UnsupportedError
+        The chain unpickles, and zarr-python's configuration does not allow that.
+    """
+
+    __slots__ = ("_pipeline", "_spec")
+
+    def __init__(self, array: zarr.Array[Any], codecs: Sequence[Any], layout: ArrayLayout) -> None:
+        _refuse_pickle(layout)
+        metadata = array.metadata
+        order = metadata.order if metadata.zarr_format == 2 else "C"
+        self._spec = ArraySpec(
+            shape=layout.chunk_shape,
+            dtype=metadata.dtype if metadata.zarr_format == 2 else metadata.data_type,
+            fill_value=layout.fill_value,
+            config=ArrayConfig.from_dict({"order": order}),
+            prototype=default_buffer_prototype(),
+        )
+        if metadata.zarr_format == 2:
+            self._pipeline = array.async_array.codec_pipeline
+        else:
+            self._pipeline = get_pipeline_class().from_codecs(codecs).evolve_from_array_spec(self._spec)
+
+    def decode_array(self, encoded: memoryview) -> NDArray[Any]:
+        """Elements of one chunk, in the shape of the chunk.
+
+        Raises
+        ------
+        ValueError
+            The bytes do not decode to one chunk (any of `DECODE_ERRORS` is turned into it).
+        """
+        buffer = self._spec.prototype.buffer.from_bytes(encoded)
+        try:
+            (decoded,) = sync(self._pipeline.decode([(buffer, self._spec)]))
+        except DECODE_ERRORS as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        array: NDArray[Any] = decoded.as_numpy_array()
+        if array.shape != self._spec.shape:
+            raise ValueError(f"codecs made shape {array.shape}, the chunk shape is {self._spec.shape}")
+        return array
+
+
+def _refuse_pickle(layout: ArrayLayout) -> None:
+    allowed = zarr_config.get("array.allow_unsafe_pickle_decode", False) is True
+    if not allowed and any(step.codec == "pickle" for step in layout.codec_chain):
+        raise UnsupportedError(
+            f"array {layout.path!r}: codec 'pickle' can run any code, so it is refused; if the store is trusted, "
+            "set zarr.config 'array.allow_unsafe_pickle_decode' to True"
+        )

@@ -1,0 +1,337 @@
+"""Carrying out a read plan: read the encoded chunks, decode them, put every element in its place.
+
+`read` is the one entry. Chunks decoded on the host go through `read_host`: each task of a thread pool takes a few
+neighbouring chunks from bytes to their place, so a chunk is still in cache when it is copied. Chunks decoded on the
+device go through `xgpuzarr.execute_device` in batches. Both fill the grouped output: one axis a group, C order.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xgpuzarr.decoders.host import ChunkDecoder, decode_into
+from xgpuzarr.errors import CorruptChunkError
+from xgpuzarr.locate import locate
+from xgpuzarr.opening import reader_for
+from xgpuzarr.plan.byte_ranges import ByteRanges, coalesce
+from xgpuzarr.plan.layout import chunk_codecs
+from xgpuzarr.plan.selection import AxisSlice
+from xgpuzarr.readers.host import LocalReader
+from xgpuzarr.readers.protocol import MISSING, WHOLE, ObjectRead
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import zarr
+    from numpy.typing import NDArray
+
+    from xgpuzarr.options import ReadOptions
+    from xgpuzarr.plan.layout import ArrayLayout
+    from xgpuzarr.plan.read_plan import ReadPlan
+    from xgpuzarr.plan.selection import Selection
+    from xgpuzarr.readers.store import StoreReader
+
+__all__ = ["Source", "read", "read_by_zarr", "read_host", "run_all"]
+
+TASK_DECODED_NBYTES = 4 << 20
+"""Decoded bytes one host task aims at: enough to make the cost of a task small, few enough to keep threads busy."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a plan is carried out against: the open array, its reader and its options."""
+
+    array: zarr.Array[Any]
+    layout: ArrayLayout
+    options: ReadOptions
+
+    @cached_property
+    def reader(self) -> LocalReader | StoreReader:
+        return reader_for(self.array, self.options)
+
+    @cached_property
+    def chunk_decoder(self) -> ChunkDecoder:
+        return ChunkDecoder(self.array, chunk_codecs(self.array), self.layout)
+
+
+def read(plan: ReadPlan, source: Source, *, on_device: bool) -> Any:
+    """Grouped output of a plan.
+
+    Parameters
+    ----------
+    plan
+        What to read.
+    source
+        From where, and how.
+    on_device
+        True for results on the device.
+
+    Returns
+    -------
+    array
+        Shape ``plan.selection.grouped_shape``. A CuPy array ordered on the current stream if `on_device` and CuPy has
+        the dtype, else a NumPy array.
+
+    Raises
+    ------
+    CorruptChunkError, ChunkReadError, DeviceMemoryError
+        Naming array, chunk and key.
+    """
+    layout = plan.layout
+    if not on_device:
+        return read_host(plan, source)
+    from xgpuzarr import execute_device  # the rest of the package runs without CUDA
+
+    if layout.codec_chain.route == "host" or source.options.route == "host":
+        result = read_host(plan, source)
+        return result if layout.host_result_reason else execute_device.to_device(result)
+    return execute_device.read_device(plan, source)
+
+
+def read_host(plan: ReadPlan, source: Source) -> NDArray[Any]:
+    """Grouped output of a plan, decoded on the host into host memory."""
+    out = np.empty(plan.selection.grouped_shape, plan.layout.dtype)
+    if out.size == 0:
+        return out
+    _HostRead(plan, source, out).run()
+    return out
+
+
+def read_by_zarr(array: zarr.Array[Any], selection: Selection) -> NDArray[Any]:
+    """Grouped output of a selection of an array that no plan can describe (an irregular chunk grid).
+
+    zarr-python reads the box around the selection, and NumPy picks from it.
+    """
+    box, inside = [slice(0, 0)] * array.ndim, [np.empty(0, np.int64)] * array.ndim
+    for group in selection.groups:
+        coords = (_positions(group),) if isinstance(group, AxisSlice) else group.coords
+        for axis, positions in zip(group.axes, coords, strict=True):
+            first = int(positions.min()) if len(positions) else 0
+            box[axis] = slice(first, int(positions.max()) + 1 if len(positions) else 0)
+            inside[axis] = positions - first
+    part = np.asarray(array[tuple(box)])
+    part = part.astype(part.dtype.newbyteorder("="), copy=False)
+    out = np.empty(selection.grouped_shape, part.dtype)
+    if out.size:
+        _assign(out, (slice(None),) * out.ndim, part, tuple(inside), selection)
+    return out
+
+
+def _positions(group: AxisSlice) -> NDArray[np.int64]:
+    return group.start + group.step * np.arange(group.count, dtype=np.int64)
+
+
+class _HostRead:
+    """One read on the host; its tasks write disjoint parts of `out`."""
+
+    def __init__(self, plan: ReadPlan, source: Source, out: NDArray[Any]) -> None:
+        self.plan, self.source, self.out = plan, source, out
+        layout = plan.layout
+        self.chain = layout.codec_chain
+        self.direct = self.chain.is_direct
+        self.native = self.direct and self.chain.stored_dtype == layout.dtype
+        axes = self.chain.axes(layout.ndim) if self.direct else tuple(range(layout.ndim))
+        self.stored_shape = tuple(layout.chunk_shape[axis] for axis in axes)
+        self.to_array_axes = tuple(int(i) for i in np.argsort(axes))
+        plain = self.native and axes == tuple(range(layout.ndim))
+        self.slab = plan.slab_offset(slice(None)) if plain else np.full(plan.n_chunks, -1, np.int64)
+        self.flat = out.reshape(-1).view(np.uint8) if plain else None
+
+    def run(self) -> None:
+        plan, options = self.plan, self.source.options
+        rows_a_task = max(1, TASK_DECODED_NBYTES // max(1, plan.layout.chunk_nbytes))
+        rows_a_task = min(rows_a_task, max(1, math.ceil(plan.n_chunks / (4 * options.n_threads))))
+        if not plan.layout.shard_levels:
+            starts = range(0, plan.n_chunks, rows_a_task)
+            run_all(lambda start: self._objects(start, min(start + rows_a_task, plan.n_chunks)), starts, options)
+            return
+        ranges = locate(plan, self.source.reader, lambda call, numbers: run_all(call, numbers, options))
+        order = np.lexsort((ranges.offset, ranges.object_row))
+        tasks = _tasks(ranges.object_row[order], rows_a_task)
+        run_all(lambda task: self._shard_part(ranges, order[task[0] : task[1]]), tasks, options)
+
+    def _objects(self, start: int, stop: int) -> None:
+        """Chunks that are objects of their own."""
+        keys = self.plan.keys(self.plan.object_row[start:stop])
+        if not self.chain.steps or self.chain.compressor is not None or self.flat is None:
+            wanted = [ObjectRead(key, ((0, WHOLE),)) for key in keys]
+            for row, parts in enumerate(self.source.reader.read(wanted), start):
+                self._place(row, None if parts is None else parts[0])
+            return
+        for row, key in enumerate(keys, start):
+            self._read_straight(row, key)
+
+    def _read_straight(self, row: int, key: str) -> None:
+        """An unencoded chunk goes from the file to its place, where that is one piece."""
+        reader = self.source.reader
+        if not isinstance(reader, LocalReader) or self.slab[row] < 0:
+            (parts,) = reader.read([ObjectRead(key, ((0, WHOLE),))])
+            self._place(row, None if parts is None else parts[0])
+            return
+        place = self._slab(row)
+        object_nbytes = reader.read_into(key, memoryview(place))
+        if object_nbytes == MISSING:
+            self._fill(row)
+        elif object_nbytes != place.nbytes:
+            raise self._corrupt(row, f"object has {object_nbytes} bytes, the chunk shape needs {place.nbytes}")
+
+    def _shard_part(self, ranges: ByteRanges, rows: NDArray[np.int64]) -> None:
+        """Chunks of one shard, in the order they are stored."""
+        options = self.source.options
+        present = rows[ranges.nbytes[rows] != MISSING]
+        for row in rows[ranges.nbytes[rows] == MISSING].tolist():
+            self._fill(row)
+        if not len(present):
+            return
+        part = ByteRanges(ranges.object_row[present], ranges.offset[present], ranges.nbytes[present])
+        spans = coalesce(part, max_gap_bytes=options.max_gap_bytes, max_read_bytes=options.max_read_bytes)
+        number = int(part.object_row[0])
+        key = self.plan.keys(slice(number, number + 1))[0]
+        span_ranges = tuple(zip(spans.offset.tolist(), spans.nbytes.tolist(), strict=True))
+        (parts,) = self.source.reader.read([ObjectRead(key, span_ranges)])
+        if parts is None:
+            raise self._corrupt(int(present[0]), "the shard vanished while it was being read")
+        columns = (present, spans.chunk_span, spans.chunk_offset, part.nbytes, part.offset)
+        for row, span, at, nbytes, offset in zip(*(column.tolist() for column in columns), strict=True):
+            self._place(row, parts[span][at : at + nbytes], offset)
+
+    def _place(self, row: int, encoded: memoryview | None, offset: int | None = None) -> None:
+        """Decode one chunk and copy what is wanted of it to the output."""
+        if encoded is None:
+            self._fill(row)
+            return
+        if not self.direct:
+            try:
+                chunk = self.source.chunk_decoder.decode_array(encoded)
+            except ValueError as error:
+                raise self._corrupt(row, str(error), offset, len(encoded)) from error
+        elif self.slab[row] >= 0:
+            self._decode(row, encoded, self._slab(row), offset)
+            return
+        else:
+            scratch = np.empty(self.plan.layout.chunk_nbytes, np.uint8)
+            self._decode(row, encoded, scratch, offset)
+            stored = scratch.view(self.chain.stored_dtype).reshape(self.stored_shape)
+            chunk = stored.transpose(self.to_array_axes)
+        positions, inner = self.plan.region(row)
+        _assign(self.out, positions, chunk, inner, self.plan.selection)
+
+    def _decode(self, row: int, encoded: memoryview, out: NDArray[np.uint8], offset: int | None) -> None:
+        step = self.chain.compressor
+        if step is None:
+            problem = ""
+            if len(encoded) == out.nbytes:
+                out[:] = encoded
+            else:
+                problem = f"{len(encoded)} bytes are stored, the chunk shape needs {out.nbytes}"
+        else:
+            problem = decode_into(step.codec, encoded, out)
+        if problem:
+            raise self._corrupt(row, problem, offset, len(encoded))
+
+    def _slab(self, row: int) -> NDArray[np.uint8]:
+        """The bytes of the output that are exactly this chunk."""
+        assert self.flat is not None  # noqa: S101  # slab offsets exist only with it
+        start = int(self.slab[row]) * self.out.itemsize
+        return self.flat[start : start + self.plan.layout.chunk_nbytes]
+
+    def _fill(self, row: int) -> None:
+        positions, _ = self.plan.region(row)
+        self.out[_product_index(positions)] = self.plan.layout.fill_value
+
+    def _corrupt(
+        self, row: int, problem: str, offset: int | None = None, nbytes: int | None = None
+    ) -> CorruptChunkError:
+        where = self.plan.label(row) if offset is None else self.plan.label(row, offset, nbytes)
+        return CorruptChunkError(f"{where}: {problem}")
+
+
+def _assign(
+    out: NDArray[Any],
+    positions: tuple[slice | NDArray[np.int64], ...],
+    chunk: NDArray[Any],
+    inner: tuple[slice | NDArray[np.int64], ...],
+    selection: Selection,
+) -> None:
+    """Copy the region of one chunk; `ReadPlan.region` says what the positions mean."""
+    if all(isinstance(p, slice) for p in inner):
+        part = chunk[inner]
+    else:
+        # axes side by side in the order of the groups, then each group's axes taken as one
+        part = chunk.transpose([axis for group in selection.groups for axis in group.axes])
+        for number, group in enumerate(selection.groups):
+            picks = tuple(inner[axis] for axis in group.axes)
+            part = part[(slice(None),) * number + picks]
+    out[_product_index(positions)] = part
+
+
+def _product_index(positions: tuple[slice | NDArray[np.int64], ...]) -> Any:
+    """Index for the product of positions: slices where all are, else open-mesh arrays."""
+    if sum(not isinstance(p, slice) for p in positions) <= 1:
+        return positions
+    spread = [np.arange(p.start, p.stop) if isinstance(p, slice) else p for p in positions]
+    return np.ix_(*spread)
+
+
+def _tasks(object_row: NDArray[np.int64], rows_a_task: int) -> list[tuple[int, int]]:
+    """Cut sorted rows into (start, stop) pieces of at most `rows_a_task` that stay within one object."""
+    edges = np.flatnonzero(np.diff(object_row)) + 1
+    starts = [0, *edges.tolist()]
+    stops = [*edges.tolist(), len(object_row)]
+    return [
+        (at, min(at + rows_a_task, stop))
+        for start, stop in zip(starts, stops, strict=True)
+        for at in range(start, stop, rows_a_task)
+    ]
+
+
+_pools: dict[int, ThreadPoolExecutor] = {}
+_pools_lock = threading.Lock()
+
+
+def run_all[T](call: Callable[[T], None], items: Iterable[T], options: ReadOptions) -> None:
+    """Call a function with each item on the pool of host threads; the first error stops the rest and is raised.
+
+    Every reader of a process shares the pool, so reads that run at once (dask threads) do not multiply threads.
+    """
+    todo = list(items)
+    if len(todo) < 2 or options.n_threads == 1:
+        for item in todo:
+            call(item)
+        return
+    pool = _pool(options.n_threads)
+    futures = [pool.submit(call, item) for item in todo]
+    try:
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+        wait(futures)  # none may still write to the output once it is handed out or dropped
+
+
+def _pool(n_threads: int) -> ThreadPoolExecutor:
+    with _pools_lock:
+        if n_threads not in _pools:
+            _pools[n_threads] = ThreadPoolExecutor(n_threads, thread_name_prefix="xgpuzarr")
+        return _pools[n_threads]
+
+
+def _forget_pools() -> None:
+    """Threads do not survive a fork: the child makes its own."""
+    global _pools_lock  # noqa: PLW0603
+    _pools.clear()
+    _pools_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pools)

@@ -1,0 +1,132 @@
+"""Opening one Zarr array, with one clear error for everything that can be wrong with a store or its metadata."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from json import JSONDecodeError
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import zarr
+from zarr.abc.store import Store
+from zarr.errors import BaseZarrError
+from zarr.storage import LocalStore, StorePath, ZipStore
+
+from xgpuzarr.errors import MetadataError, MissingDependencyError, UnsupportedError
+from xgpuzarr.readers.host import LocalReader
+from xgpuzarr.readers.store import StoreReader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xgpuzarr.options import ReadOptions
+
+__all__ = ["StoreLike", "open_zarr_array", "reader_for"]
+
+StoreLike = Store | StorePath | str | os.PathLike[str]
+
+_INSTALL = {
+    "zfpy": "pip install 'numcodecs[zfpy]'",
+    "pcodec": "pip install 'numcodecs[pcodec]'",
+    "crc32c": "pip install 'numcodecs[crc32c]'",
+    "msgpack2": "pip install 'numcodecs[msgpack]'",
+}
+"""Codecs that numcodecs has only with one more package."""
+
+
+def open_zarr_array(
+    store: StoreLike,
+    *,
+    path: str = "",
+    zarr_format: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> zarr.Array[Any]:
+    """Open an array read-only with zarr-python.
+
+    Parameters
+    ----------
+    store
+        A folder, a `.zip` file, a URL, or a zarr-python store.
+    path
+        Path of the array inside the store.
+    zarr_format
+        2 or 3; None tries both.
+    storage_options
+        Options of the file system behind a URL.
+
+    Raises
+    ------
+    FileNotFoundError
+        Nothing is at `store`, or no array at `path`; the message lists the arrays there are.
+    MetadataError
+        The metadata is not JSON, or contradicts itself or the specification.
+    UnsupportedError
+        A codec or a data type that no installed package knows.
+    """
+    name = f"array {path!r}" if path else "array"
+    opened = _as_store(store)
+    try:
+        return zarr.open_array(
+            store=opened, path=path, mode="r", zarr_format=zarr_format, storage_options=storage_options
+        )  # type: ignore[call-overload, no-any-return]
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"no Zarr store at {store!s}; give the folder, .zip file or URL of one") from error
+    except JSONDecodeError as error:
+        raise MetadataError(f"store {store!s}, {name}: metadata is not valid JSON ({error})") from error
+    except ImportError as error:
+        raise MissingDependencyError(f"store {store!s}: {error}") from error
+    except (BaseZarrError, ValueError, TypeError, KeyError, OverflowError) as error:
+        raise _explained(error, opened, str(store), path, name) from error
+
+
+def reader_for(array: zarr.Array[Any], options: ReadOptions) -> LocalReader | StoreReader:
+    """Reader of an array's store: files are read directly, everything else through its zarr-python store."""
+    store = array.store
+    if type(store) is LocalStore:
+        return LocalReader(Path(store.root))
+    return StoreReader(store, options.concurrency)
+
+
+def _as_store(store: StoreLike) -> Any:
+    """Give zarr-python what it does not open by itself: `.zip` files."""
+    if isinstance(store, (str, os.PathLike)) and "://" not in os.fspath(store):
+        file = Path(store)
+        if file.is_file():
+            if zipfile.is_zipfile(file):
+                return ZipStore(file, mode="r")
+            raise FileNotFoundError(f"{store!s} is a file and not a Zarr store; give the folder or .zip file of one")
+        return file
+    return store
+
+
+def _explained(error: Exception, store: Any, store_name: str, path: str, name: str) -> Exception:
+    """The error of ours that says what zarr-python's means."""
+    kind = type(error).__name__
+    if kind in ("ArrayNotFoundError", "NodeNotFoundError", "NodeTypeValidationError", "ContainsGroupError"):
+        found = _array_paths(store)
+        hint = f"arrays there: {', '.join(map(repr, found))}" if found else "no array is there"
+        return FileNotFoundError(f"store {store_name}: no array at path {path!r}; {hint}")
+    if kind == "UnknownCodecError":
+        codec = str(error).split("'")[1] if "'" in str(error) else "?"
+        short = codec.removeprefix("numcodecs.")
+        way_out = _INSTALL.get(short, "install the package that registers it with zarr-python")
+        return UnsupportedError(f"store {store_name}, {name}: codec {codec!r} has no decoder; {way_out}")
+    if "No Zarr data type found" in str(error):
+        return UnsupportedError(f"store {store_name}, {name}: zarr-python knows no such data type ({error})")
+    return MetadataError(f"store {store_name}, {name}: invalid metadata ({kind}: {error})")
+
+
+def _array_paths(store: Any, most: int = 8) -> list[str]:
+    """Paths of the first arrays of a store, for a message; empty when the store has no readable root group."""
+    try:
+        group = zarr.open_group(store, mode="r")
+        found = []
+        for path, node in group.members(max_depth=3):
+            if isinstance(node, zarr.Array):
+                found.append(path)
+            if len(found) == most:
+                break
+    except (BaseZarrError, ValueError, KeyError, TypeError, OSError):
+        return []  # the message is about something else; it goes out without the list
+    return found

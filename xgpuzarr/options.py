@@ -1,0 +1,68 @@
+"""Every knob of a read, in one place: its unit, its default, and why that default."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["Device", "ReadOptions"]
+
+Device = Literal["auto", "cuda", "cpu"]
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+
+def usable_cpus() -> int:
+    """CPUs this process may run on; containers and batch systems often allow fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """How chunks are read and decoded. Results never depend on it; speed and memory do.
+
+    Attributes
+    ----------
+    route
+        "auto" decodes each array where its codec chain allows, the device first. "host" decodes everything on the
+        host, then copies. "device" raises `UnsupportedError` for an array that would need the host.
+    n_threads
+        Host threads that read and decode. Default: the CPUs this process may run on.
+    concurrency
+        Requests to a remote store in flight at once.
+    max_gap_bytes
+        Two byte ranges of one object closer than this are read as one. 64 KiB costs a local disk less than a
+        second request does.
+    max_read_bytes
+        Largest read made by joining byte ranges. Larger single chunks are still read whole.
+    max_batch_bytes
+        Device bytes one read may use beyond its result (encoded bytes, scratch, undelivered chunks).
+        None: a share of the device memory that is free when the read starts.
+    target_block_bytes
+        Decoded bytes that one dask block aims at, in whole chunks or shards.
+    """
+
+    route: Literal["auto", "device", "host"] = "auto"
+    n_threads: int = field(default_factory=usable_cpus)
+    concurrency: int = 64
+    max_gap_bytes: int = 64 * KIB
+    max_read_bytes: int = 16 * MIB
+    max_batch_bytes: int | None = None
+    target_block_bytes: int = 256 * MIB
+
+    def __post_init__(self) -> None:
+        if self.route not in ("auto", "device", "host"):
+            raise ValueError(f"route must be 'auto', 'device' or 'host', got {self.route!r}")
+        for name, least in (
+            ("n_threads", 1),
+            ("concurrency", 1),
+            ("max_gap_bytes", 0),
+            ("max_read_bytes", 1),
+            ("target_block_bytes", 1),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.max_batch_bytes is not None and self.max_batch_bytes < MIB:
+            raise ValueError(f"max_batch_bytes must be at least {MIB} bytes, got {self.max_batch_bytes}")

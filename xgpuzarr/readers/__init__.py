@@ -1,0 +1,1 @@
+"""Encoded bytes out of stores and into memory."""

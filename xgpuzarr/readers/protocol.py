@@ -1,0 +1,56 @@
+"""What does a read need of a store? Byte ranges of objects, told apart from objects that do not exist."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["MISSING", "WHOLE", "ObjectRead", "Reader"]
+
+WHOLE = -1
+"""As `nbytes` of a range: up to the end of the object."""
+
+MISSING = -1
+"""As a size: there is no such object, or no such chunk in its shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRead:
+    """Byte ranges wanted of one object.
+
+    Attributes
+    ----------
+    key
+        Key of the object in the store.
+    ranges
+        (offset, nbytes) of each range. A negative offset counts from the end of the object; ``nbytes=WHOLE`` reads
+        to its end.
+    """
+
+    key: str
+    ranges: tuple[tuple[int, int], ...]
+
+
+class Reader(Protocol):
+    """Encoded bytes of stored objects, in host memory. Safe to call from several threads at once."""
+
+    @property
+    def store_name(self) -> str:
+        """The store, as an error should name it."""
+
+    def object_nbytes(self, key: str) -> int | None:
+        """Size of an object in bytes, `MISSING`, or None where asking would cost a request."""
+
+    def read(self, wanted: Sequence[ObjectRead]) -> list[list[memoryview] | None]:
+        """Bytes of each range of each object; None for an object that does not exist.
+
+        Raises
+        ------
+        ChunkReadError
+            An object exists but cannot be read.
+        CorruptChunkError
+            An object ends before a range does.
+        """

@@ -1,10 +1,8 @@
-"""What every test shares: where GPU tests run, what a missing tool means, and the corpus of real stores."""
+"""What every test shares: where GPU tests run and what a missing tool means."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -12,9 +10,7 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-    from types import ModuleType
 
-ROOT = Path(__file__).parents[1]
 REQUIRE_ALL = os.environ.get("XGPUZARR_REQUIRE_ALL") == "1" or os.environ.get("CI") == "true"
 
 # Deadlines are timings, and those depend on what else the machine does.
@@ -65,15 +61,3 @@ def _usable_device(request: pytest.FixtureRequest) -> None:
 def device(request: pytest.FixtureRequest) -> str:
     """Both devices that a read can be asked for; "cuda" only with -m gpu."""
     return request.param
-
-
-@pytest.fixture(scope="session")
-def corpus() -> ModuleType:
-    """Real stores written by other people's software: the module `corpus.py` of the corpus folder."""
-    folder = Path(os.environ.get("XGPUZARR_CORPUS", ROOT.parent / "shared" / "corpus"))
-    if not (folder / "corpus.py").is_file():
-        pytest.skip(f"no corpus of real stores at {folder}; name its folder in XGPUZARR_CORPUS")
-    spec = importlib.util.spec_from_file_location("corpus", folder / "corpus.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

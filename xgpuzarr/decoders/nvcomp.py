@@ -327,10 +327,10 @@ def temp_nbytes(algorithm: Algorithm, n: int, max_chunk_nbytes: int, total_nbyte
 
 def max_encoded_nbytes(algorithm: Algorithm, chunk_nbytes: int, options: bytes | None = None) -> int:
     """Room that the encoded form of a chunk of `chunk_nbytes` bytes needs at most, in bytes. Needs no GPU."""
+    struct = _encode_struct(algorithm, options)
     needed = ctypes.c_size_t()
-    status = _entry(_format(algorithm).symbol, "CompressGetMaxOutputChunkSize")(
-        chunk_nbytes, _encode_struct(algorithm, options), ctypes.byref(needed)
-    )
+    entry = _entry(_format(algorithm).symbol, "CompressGetMaxOutputChunkSize")
+    status = entry(chunk_nbytes, struct, ctypes.byref(needed))
     _check(status, f"sizing the output of {algorithm}")
     return needed.value
 

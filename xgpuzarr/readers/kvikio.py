@@ -179,8 +179,9 @@ class KvikioReader:
             ) from error
 
     def _object_nbytes(self, key: str) -> int:
+        path = self._path(key)
         try:
-            status = os.stat(self._path(key))  # noqa: PTH116  # called for each object
+            status = os.stat(path)  # noqa: PTH116  # called for each object
         except FileNotFoundError:
             return -1
         except OSError as error:

@@ -72,7 +72,7 @@ class PinnedBuffer:
 
 
 class PinnedPool:
-    """A fixed number of page-locked buffers, shared by threads.
+    """A fixed number of page-locked buffers, shared by threads. Keep it until all its copies are done.
 
     Parameters
     ----------

@@ -133,7 +133,7 @@ def probe(path: str | os.PathLike[str] | None = None) -> SystemReport:
         nvcomp_version = ""
     return SystemReport(
         gpus=driver.gpus,
-        driver_version=_read_text(Path("/sys/module/nvidia/version")),
+        driver_version=_driver_version(Path("/")),
         driver_cuda=driver.cuda,
         runtime_cuda=_runtime_cuda(),
         nvcomp_version=nvcomp_version,
@@ -200,6 +200,14 @@ def _driver() -> _Driver:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     hint = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
     return _Driver(gpus, version, "" if gpus else f"no CUDA device is visible{hint}")
+
+
+def _driver_version(root: Path) -> str:
+    """Version of the NVIDIA kernel driver, from one of the two places where it tells; "" if it does not."""
+    if version := _read_text(root / "sys/module/nvidia/version"):
+        return version
+    found = re.search(r"Module.*?\s(\d+\.\d+(\.\d+)?)\s", _read_text(root / "proc/driver/nvidia/version"))
+    return found[1] if found else ""
 
 
 def _gpu(cuda: ctypes.CDLL, ordinal: int) -> Gpu:

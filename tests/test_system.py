@@ -276,7 +276,7 @@ def test_version_of_the_driver(tmp_path):
     assert system._driver_version(tmp_path) == ""
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text(
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (root@host)\nGCC version: 12.2.0"
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC version: 12.2.0"
     )
     assert system._driver_version(tmp_path) == "580.65.06"
     (tmp_path / "sys/module/nvidia").mkdir(parents=True)

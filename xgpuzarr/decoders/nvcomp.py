@@ -18,7 +18,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from xgpuzarr.errors import MissingDependencyError, UnsupportedError, XGpuZarrError
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALGORITHMS",
-    "Algorithm",
     "Alignment",
     "compress_batch",
     "decode_alignment",
@@ -43,8 +42,6 @@ __all__ = [
     "status_text",
     "temp_nbytes",
 ]
-
-Algorithm = Literal["ans", "bitcomp", "cascaded", "deflate", "gdeflate", "gzip", "lz4", "snappy", "zstd"]
 
 _INSTALL = "pip install 'xgpuzarr[cu13]' for CUDA 13, or 'xgpuzarr[cu12]' for CUDA 12"
 _OPTIONS_NBYTES = 64
@@ -122,6 +119,7 @@ _FORMATS: dict[str, _Format] = {
 }
 
 ALGORITHMS: frozenset[str] = frozenset(_FORMATS)
+"""What nvCOMP decodes and encodes, by the names used here."""
 
 
 class _Options(ctypes.Structure):
@@ -139,7 +137,7 @@ class _Properties(ctypes.Structure):
 
 
 def decompress_batch(
-    algorithm: Algorithm,
+    algorithm: str,
     src_ptrs: cupy.ndarray,
     src_nbytes: cupy.ndarray,
     dst_ptrs: cupy.ndarray,
@@ -214,7 +212,7 @@ def decompress_batch(
 
 
 def compress_batch(
-    algorithm: Algorithm,
+    algorithm: str,
     src_ptrs: cupy.ndarray,
     src_nbytes: cupy.ndarray,
     dst_ptrs: cupy.ndarray,
@@ -286,7 +284,7 @@ def compress_batch(
 
 
 def decompressed_nbytes(
-    algorithm: Algorithm, src_ptrs: cupy.ndarray, src_nbytes: cupy.ndarray, *, stream: cupy.cuda.Stream
+    algorithm: str, src_ptrs: cupy.ndarray, src_nbytes: cupy.ndarray, *, stream: cupy.cuda.Stream
 ) -> cupy.ndarray:
     """Queue the reading of the decoded size that each frame states.
 
@@ -311,7 +309,7 @@ def decompressed_nbytes(
     return nbytes
 
 
-def temp_nbytes(algorithm: Algorithm, n: int, max_chunk_nbytes: int, total_nbytes: int) -> int:
+def temp_nbytes(algorithm: str, n: int, max_chunk_nbytes: int, total_nbytes: int) -> int:
     """Scratch that `decompress_batch` will allocate for `n` frames, in bytes. Computed on the host; needs no GPU.
 
     For zstd about 3 x `total_nbytes` (more for frames below 64 kB), for all other algorithms next to nothing.
@@ -325,7 +323,7 @@ def temp_nbytes(algorithm: Algorithm, n: int, max_chunk_nbytes: int, total_nbyte
     return needed.value
 
 
-def max_encoded_nbytes(algorithm: Algorithm, chunk_nbytes: int, options: bytes | None = None) -> int:
+def max_encoded_nbytes(algorithm: str, chunk_nbytes: int, options: bytes | None = None) -> int:
     """Room that the encoded form of a chunk of `chunk_nbytes` bytes needs at most, in bytes. Needs no GPU."""
     struct = _encode_struct(algorithm, options)
     needed = ctypes.c_size_t()
@@ -335,13 +333,13 @@ def max_encoded_nbytes(algorithm: Algorithm, chunk_nbytes: int, options: bytes |
     return needed.value
 
 
-def max_decoded_nbytes(algorithm: Algorithm) -> int:
+def max_decoded_nbytes(algorithm: str) -> int:
     """Largest decoded size of one frame that nvCOMP accepts, in bytes."""
     return _format(algorithm).max_decoded_nbytes
 
 
 @functools.cache
-def decode_alignment(algorithm: Algorithm) -> Alignment:
+def decode_alignment(algorithm: str) -> Alignment:
     """Return what `decompress_batch` asks of addresses, in bytes. Needs no GPU."""
     form = _format(algorithm)
     result = _Alignment()
@@ -352,7 +350,7 @@ def decode_alignment(algorithm: Algorithm) -> Alignment:
 
 
 @functools.cache
-def encode_alignment(algorithm: Algorithm, options: bytes | None = None) -> Alignment:
+def encode_alignment(algorithm: str, options: bytes | None = None) -> Alignment:
     """Return what `compress_batch` asks of addresses, in bytes. Needs no GPU."""
     result = _Alignment()
     entry = _entry(_format(algorithm).symbol, "CompressGetRequiredAlignments")
@@ -360,7 +358,7 @@ def encode_alignment(algorithm: Algorithm, options: bytes | None = None) -> Alig
     return Alignment(result.input, result.output, result.temp)
 
 
-def encode_options(algorithm: Algorithm, *, data_type: str = "uint8", level: int | None = None) -> bytes:
+def encode_options(algorithm: str, *, data_type: str = "uint8", level: int | None = None) -> bytes:
     """Options of an encoder, as nvCOMP's 64-byte struct.
 
     Parameters
@@ -487,7 +485,7 @@ def _decode_options(form: _Format) -> _Options:
     return _Options.from_buffer_copy(_pack(form.decode_words))
 
 
-def _encode_struct(algorithm: Algorithm, options: bytes | None) -> _Options:
+def _encode_struct(algorithm: str, options: bytes | None) -> _Options:
     packed = encode_options(algorithm) if options is None else options
     if len(packed) != _OPTIONS_NBYTES:
         raise ValueError(f"{algorithm}: options must have {_OPTIONS_NBYTES} bytes, got {len(packed)}")

@@ -8,7 +8,7 @@ import json
 import os
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import zarr
 from zarr.storage import LocalStore
@@ -37,7 +37,7 @@ def open_array(
     path: str = "",
     device: Device = "auto",
     options: ReadOptions | None = None,
-    zarr_format: int | None = None,
+    zarr_format: Literal[2, 3] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ZarrArray:
     """Open one array of a Zarr store lazily; only metadata is read.

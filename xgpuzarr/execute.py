@@ -8,9 +8,6 @@ device go through `xgpuzarr.execute_device` in batches. Both fill the grouped ou
 from __future__ import annotations
 
 import math
-import os
-import threading
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -24,12 +21,11 @@ from xgpuzarr.opening import reader_for
 from xgpuzarr.plan.byte_ranges import ByteRanges, coalesce
 from xgpuzarr.plan.layout import chunk_codecs
 from xgpuzarr.plan.selection import AxisSlice
+from xgpuzarr.pool import run_all
 from xgpuzarr.readers.host import LocalReader
 from xgpuzarr.readers.protocol import MISSING, WHOLE, ObjectRead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     import zarr
     from numpy.typing import NDArray
 
@@ -39,7 +35,7 @@ if TYPE_CHECKING:
     from xgpuzarr.plan.selection import Selection
     from xgpuzarr.readers.store import StoreReader
 
-__all__ = ["Source", "read", "read_by_zarr", "read_host", "run_all"]
+__all__ = ["Source", "read", "read_by_zarr", "read_host"]
 
 TASK_DECODED_NBYTES = 4 << 20
 """Decoded bytes one host task aims at: enough to make the cost of a task small, few enough to keep threads busy."""
@@ -138,6 +134,7 @@ class _HostRead:
         self.chain = layout.codec_chain
         self.direct = self.chain.is_direct
         self.native = self.direct and self.chain.stored_dtype == layout.dtype
+        self.stored_dtype = self.chain.stored_dtype or layout.dtype
         axes = self.chain.axes(layout.ndim) if self.direct else tuple(range(layout.ndim))
         self.stored_shape = tuple(layout.chunk_shape[axis] for axis in axes)
         self.to_array_axes = tuple(int(i) for i in np.argsort(axes))
@@ -151,12 +148,12 @@ class _HostRead:
         rows_a_task = min(rows_a_task, max(1, math.ceil(plan.n_chunks / (4 * options.n_threads))))
         if not plan.layout.shard_levels:
             starts = range(0, plan.n_chunks, rows_a_task)
-            run_all(lambda start: self._objects(start, min(start + rows_a_task, plan.n_chunks)), starts, options)
+            run_all(lambda start: self._objects(start, min(start + rows_a_task, plan.n_chunks)), starts, options.n_threads)
             return
-        ranges = locate(plan, self.source.reader, lambda call, numbers: run_all(call, numbers, options))
+        ranges = locate(plan, self.source.reader, lambda call, numbers: run_all(call, numbers, options.n_threads))
         order = np.lexsort((ranges.offset, ranges.object_row))
         tasks = _tasks(ranges.object_row[order], rows_a_task)
-        run_all(lambda task: self._shard_part(ranges, order[task[0] : task[1]]), tasks, options)
+        run_all(lambda task: self._shard_part(ranges, order[task[0] : task[1]]), tasks, options.n_threads)
 
     def _objects(self, start: int, stop: int) -> None:
         """Chunks that are objects of their own."""
@@ -219,7 +216,7 @@ class _HostRead:
         else:
             scratch = np.empty(self.plan.layout.chunk_nbytes, np.uint8)
             self._decode(row, encoded, scratch, offset)
-            stored = scratch.view(self.chain.stored_dtype).reshape(self.stored_shape)
+            stored = scratch.view(self.stored_dtype).reshape(self.stored_shape)
             chunk = stored.transpose(self.to_array_axes)
         positions, inner = self.plan.region(row)
         _assign(self.out, positions, chunk, inner, self.plan.selection)
@@ -291,47 +288,3 @@ def _tasks(object_row: NDArray[np.int64], rows_a_task: int) -> list[tuple[int, i
         for start, stop in zip(starts, stops, strict=True)
         for at in range(start, stop, rows_a_task)
     ]
-
-
-_pools: dict[int, ThreadPoolExecutor] = {}
-_pools_lock = threading.Lock()
-
-
-def run_all[T](call: Callable[[T], None], items: Iterable[T], options: ReadOptions) -> None:
-    """Call a function with each item on the pool of host threads; the first error stops the rest and is raised.
-
-    Every reader of a process shares the pool, so reads that run at once (dask threads) do not multiply threads.
-    """
-    todo = list(items)
-    if len(todo) < 2 or options.n_threads == 1:
-        for item in todo:
-            call(item)
-        return
-    pool = _pool(options.n_threads)
-    futures = [pool.submit(call, item) for item in todo]
-    try:
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        for future in done:
-            future.result()
-    finally:
-        for future in futures:
-            future.cancel()
-        wait(futures)  # none may still write to the output once it is handed out or dropped
-
-
-def _pool(n_threads: int) -> ThreadPoolExecutor:
-    with _pools_lock:
-        if n_threads not in _pools:
-            _pools[n_threads] = ThreadPoolExecutor(n_threads, thread_name_prefix="xgpuzarr")
-        return _pools[n_threads]
-
-
-def _forget_pools() -> None:
-    """Threads do not survive a fork: the child makes its own."""
-    global _pools_lock  # noqa: PLW0603
-    _pools.clear()
-    _pools_lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pools)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -97,13 +98,17 @@ def _locate_in_object(
                 nbytes_table[entries],
                 level,
                 shard_nbytes=int(nbytes[shard]),
-                label=lambda entry, inside=inside: plan.label(int(rows[inside[entry]])),
+                label=partial(_label, plan, rows[inside]),
             )
             chunk_start[inside], chunk_nbytes[inside] = offset + start[shard], size
         pairs = np.stack([in_shard, plan.level_index[rows, depth]], axis=1)
         _, first, inverse = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
         start, nbytes, in_shard = chunk_start[first], chunk_nbytes[first], inverse.reshape(-1)
     return chunk_start, chunk_nbytes
+
+
+def _label(plan: ReadPlan, rows: NDArray[np.int64], number: int) -> str:
+    return plan.label(int(rows[number]))
 
 
 def _read_indexes(

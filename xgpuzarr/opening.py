@@ -6,7 +6,7 @@ import os
 import zipfile
 from json import JSONDecodeError
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import zarr
 from zarr.abc.store import Store
@@ -39,7 +39,7 @@ def open_zarr_array(
     store: StoreLike,
     *,
     path: str = "",
-    zarr_format: int | None = None,
+    zarr_format: Literal[2, 3] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> zarr.Array[Any]:
     """Open an array read-only with zarr-python.
@@ -68,8 +68,12 @@ def open_zarr_array(
     opened = _as_store(store)
     try:
         return zarr.open_array(
-            store=opened, path=path, mode="r", zarr_format=zarr_format, storage_options=storage_options
-        )  # type: ignore[call-overload, no-any-return]
+            store=opened,
+            path=path,
+            mode="r",
+            zarr_format=zarr_format,
+            storage_options=None if storage_options is None else dict(storage_options),
+        )
     except FileNotFoundError as error:
         raise FileNotFoundError(f"no Zarr store at {store!s}; give the folder, .zip file or URL of one") from error
     except JSONDecodeError as error:

@@ -33,8 +33,18 @@ if TYPE_CHECKING:
 
 __all__ = ["DECODE_ERRORS", "ChunkDecoder", "decode_into"]
 
-DECODE_ERRORS = (ValueError, RuntimeError, TypeError, OSError, EOFError, KeyError, IndexError, OverflowError)
-DECODE_ERRORS += (zlib.error, lzma.LZMAError, struct.error)
+DECODE_ERRORS: tuple[type[Exception], ...] = (
+    ValueError,
+    RuntimeError,
+    TypeError,
+    OSError,
+    EOFError,
+    LookupError,
+    ArithmeticError,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+)
 """What the codecs of numcodecs and zarr-python raise on bytes they cannot decode."""
 
 
@@ -116,7 +126,7 @@ def _run(decompress: Callable[..., Any], name: str, encoded: memoryview, out: ND
 def _decode_deflate(encoded: memoryview, out: NDArray[np.uint8], wbits: int) -> str:
     """Undo zlib (RFC 1950) or gzip (RFC 1952, several members) without ever making more than `out` holds."""
     done = 0
-    rest: bytes | memoryview = encoded
+    rest = encoded
     while len(rest):
         member = _ZLIB.decompressobj(wbits=wbits)
         try:
@@ -132,10 +142,10 @@ def _decode_deflate(encoded: memoryview, out: NDArray[np.uint8], wbits: int) -> 
             return "deflate stream ends early"
         out[done : done + len(part)] = np.frombuffer(part, np.uint8)
         done += len(part)
-        rest = member.unused_data
+        rest = memoryview(member.unused_data)
         if wbits == zlib.MAX_WBITS and len(rest):
             return f"zlib stream is followed by {len(rest)} stray bytes"
-        if not rest.strip(b"\0"):  # gzip allows zero padding
+        if not bytes(rest).strip(b"\0"):  # gzip allows zero padding
             break
     if done != out.nbytes:
         return f"deflate stream makes {done} bytes, the chunk shape needs {out.nbytes}"
@@ -212,7 +222,7 @@ class ChunkDecoder:
             (decoded,) = sync(self._pipeline.decode([(buffer, self._spec)]))
         except DECODE_ERRORS as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        array: NDArray[Any] = decoded.as_numpy_array()
+        array: NDArray[Any] = np.empty(0) if decoded is None else decoded.as_numpy_array()
         if array.shape != self._spec.shape:
             raise ValueError(f"codecs made shape {array.shape}, the chunk shape is {self._spec.shape}")
         return array

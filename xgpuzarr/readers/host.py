@@ -37,6 +37,11 @@ class LocalReader:
     def store_name(self) -> str:
         return str(self._root)
 
+    @property
+    def root(self) -> Path:
+        """Folder that keys are relative to."""
+        return self._root
+
     def path(self, key: str) -> str:
         """Path of the file that holds `key`."""
         return os.path.join(self._root, key)  # noqa: PTH118  # 5x faster than pathlib, and called for each object

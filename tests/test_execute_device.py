@@ -1,0 +1,173 @@
+"""Device reads equal zarr-python's: every codec, order, byte order and dtype, for every kind of selection."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+from zarr.codecs import BytesCodec, GzipCodec, TransposeCodec, ZstdCodec
+
+import xgpuzarr
+from xgpuzarr.diagnostics import collect
+from xgpuzarr.errors import CorruptChunkError
+from xgpuzarr.options import ReadOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.gpu
+
+SHAPE, CHUNKS = (23, 31, 40), (4, 31, 16)
+COMPRESSORS = {
+    2: {
+        "none": None,
+        "zstd": numcodecs.Zstd(3),
+        "zstd-checksum": numcodecs.Zstd(3, checksum=True),
+        "lz4": numcodecs.LZ4(),
+        "gzip": numcodecs.GZip(5),
+        "zlib": numcodecs.Zlib(5),
+    },
+    3: {"none": None, "zstd": ZstdCodec(level=3), "zstd-checksum": ZstdCodec(checksum=True), "gzip": GzipCodec()},
+}
+SELECTIONS: list[Any] = [
+    ...,
+    np.s_[4:8],
+    np.s_[::-1, ::3, 5:-2],
+    np.s_[3, :, -1],
+    np.s_[20, 30, 39],
+    np.s_[5:5],
+    np.s_[:, [0, 5, 30, 5]],
+    np.s_[[1, 22, 3], [0, 1, 30], [39, 0, 7]],
+    np.s_[[True] * 5 + [False] * 18],
+]
+
+
+def _values(dtype: str, shape: tuple[int, ...] = SHAPE) -> np.ndarray[Any, Any]:
+    random = np.random.default_rng(1)
+    size = int(np.prod(shape))
+    raw = np.dtype(dtype)
+    if raw.kind == "b":
+        return (random.random(size) < 0.5).reshape(shape)
+    if raw.kind in "SU":
+        return np.array([f"v{n % 97}" for n in range(size)]).astype(raw).reshape(shape)
+    if raw.kind == "c":
+        return (random.integers(-99, 99, size) + 1j * random.integers(-99, 99, size)).astype(raw).reshape(shape)
+    return random.integers(0, 99, size).astype("i8").astype(raw).reshape(shape)
+
+
+def _check(path: Path, values: np.ndarray[Any, Any], *, route: str = "device", on_device: bool = True) -> None:
+    array = xgpuzarr.open_array(path, device="cuda")
+    assert array.route == route
+    for key in SELECTIONS:
+        got = array[key]
+        assert isinstance(got, np.ndarray) is not on_device
+        host = got.get() if on_device else got
+        expected = values[key]
+        assert host.dtype == values.dtype.newbyteorder("=")
+        assert host.shape == expected.shape
+        np.testing.assert_array_equal(host, expected, err_msg=str(key))
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "|u1", "<f8", ">c16", "|b1", ">i2", "<f2", "<M8[ns]", "|S5", ">U3"])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("compressor", COMPRESSORS[2])
+def test_v2(tmp_path: Path, compressor: str, order: str, dtype: str) -> None:
+    values = _values(dtype)
+    array = zarr.create_array(
+        tmp_path / "a", shape=SHAPE, chunks=CHUNKS, dtype=dtype, order=order, zarr_format=2,
+        compressors=COMPRESSORS[2][compressor], fill_value=None,
+    )  # fmt: skip
+    array[:] = values
+    _check(tmp_path / "a", values, on_device=np.dtype(dtype).kind not in "MSU")
+
+
+@pytest.mark.parametrize("shards", [None, (8, 31, 48)])
+@pytest.mark.parametrize("transpose", [None, (2, 0, 1)])
+@pytest.mark.parametrize("endian", ["little", "big"])
+@pytest.mark.parametrize("compressor", COMPRESSORS[3])
+def test_v3(tmp_path: Path, compressor: str, endian: str, transpose: Any, shards: Any) -> None:
+    values = _values("<i4")
+    array = zarr.create_array(
+        tmp_path / "a", shape=SHAPE, chunks=CHUNKS, shards=shards, dtype="i4", fill_value=7,
+        compressors=COMPRESSORS[3][compressor], serializer=BytesCodec(endian=endian),
+        filters=[TransposeCodec(order=transpose)] if transpose else None,
+    )  # fmt: skip
+    array[:] = values
+    array[4:12] = 7  # left out by zarr-python: these chunks, and with them a shard, read as the fill value
+    values[4:12] = 7
+    with collect() as reports:
+        _check(tmp_path / "a", values)
+    assert sum(report.n_missing for report in reports) > 0
+
+
+def test_zero_dimensions(tmp_path: Path) -> None:
+    for n, compressor in enumerate([None, ZstdCodec()]):
+        array = zarr.create_array(tmp_path / str(n), shape=(), dtype="f8", compressors=compressor)
+        array[...] = 2.5
+        got = xgpuzarr.open_array(tmp_path / str(n), device="cuda")[...]
+        assert got.shape == ()
+        assert float(got) == 2.5
+
+
+def test_empty_array(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "a", shape=(0, 3), chunks=(2, 3), dtype="f4")
+    assert xgpuzarr.open_array(tmp_path / "a", device="cuda")[:].shape == (0, 3)
+
+
+def test_many_waves_of_little_memory(tmp_path: Path) -> None:
+    values = _values("<f4", (200, 100, 100))
+    array = zarr.create_array(tmp_path / "a", shape=values.shape, chunks=(1, 100, 100), dtype="f4", compressors=ZstdCodec())
+    array[:] = values
+    options = ReadOptions(max_batch_bytes=1 << 20)
+    got = xgpuzarr.open_array(tmp_path / "a", device="cuda", options=options)[:]
+    np.testing.assert_array_equal(got.get(), values)
+
+
+def test_memory_store(tmp_path: Path) -> None:
+    values = _values("<f4")
+    for shards in (None, (8, 31, 48)):
+        store = zarr.storage.MemoryStore()
+        array = zarr.create_array(store, shape=SHAPE, chunks=CHUNKS, shards=shards, dtype="f4", compressors=ZstdCodec())
+        array[:] = values
+        got = xgpuzarr.open_array(store, device="cuda")
+        for key in SELECTIONS:
+            np.testing.assert_array_equal(got[key].get(), values[key])
+
+
+def test_frames_the_device_does_not_take_go_to_the_host(tmp_path: Path) -> None:
+    values = _values("<i4")
+    array = zarr.create_array(tmp_path / "a", shape=SHAPE, chunks=CHUNKS, dtype="i4", zarr_format=2, compressors=numcodecs.Zstd())
+    array[:] = values
+    chunk = tmp_path / "a" / "1.0.1"
+    chunk.write_bytes(b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip" + chunk.read_bytes())  # a skippable frame first
+    with collect() as reports:
+        got = xgpuzarr.open_array(tmp_path / "a", device="cuda")[:]
+    np.testing.assert_array_equal(got.get(), values)
+    assert [report.n_host_chunks for report in reports] == [1]
+
+
+@pytest.mark.parametrize("compressor", [c for c in COMPRESSORS[2] if c != "none"] + ["none"])
+def test_chunk_cut_short(tmp_path: Path, compressor: str) -> None:
+    array = zarr.create_array(
+        tmp_path / "a", shape=SHAPE, chunks=CHUNKS, dtype="i4", zarr_format=2, compressors=COMPRESSORS[2][compressor]
+    )
+    array[:] = _values("<i4")
+    chunk = tmp_path / "a" / "2.0.1"
+    chunk.write_bytes(chunk.read_bytes()[:6])
+    with pytest.raises(CorruptChunkError, match=r"chunk \(2, 0, 1\) \(key '2.0.1'"):
+        xgpuzarr.open_array(tmp_path / "a", device="cuda")[:]
+
+
+def test_result_is_safe_on_the_callers_stream(tmp_path: Path) -> None:
+    import cupy
+
+    values = _values("<f4")
+    array = zarr.create_array(tmp_path / "a", shape=SHAPE, chunks=CHUNKS, dtype="f4", compressors=ZstdCodec())
+    array[:] = values
+    opened = xgpuzarr.open_array(tmp_path / "a", device="cuda")
+    with cupy.cuda.Stream(non_blocking=True):
+        total = opened[:].sum(dtype="f8")
+        assert float(total) == values.sum(dtype="f8")

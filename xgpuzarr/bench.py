@@ -1,0 +1,207 @@
+"""`xgpuzarr bench`: how fast does this machine read, beside other Zarr readers, in one run?
+
+Writes an ERA5-like float32 array (smooth fields with noise, rounded to 1/64) in several encodings, then reads each
+whole with this package and with every other reader that is installed. Rates are decoded bytes over seconds, end to
+end, into device memory (host memory with ``--device cpu``), median of several runs, page cache warm; every result is
+compared with the source, bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numcodecs
+import numpy as np
+import zarr
+
+from xgpuzarr.array import open_array
+from xgpuzarr.options import ReadOptions, usable_cpus
+from xgpuzarr.system import probe
+
+if TYPE_CHECKING:
+    import argparse
+
+    from numpy.typing import NDArray
+
+__all__ = ["ENCODINGS", "add_arguments", "machine", "run"]
+
+GRID = (721, 1440)
+
+type Write = Callable[[str, tuple[int, ...]], zarr.Array[Any]]
+
+
+def _v3(compressor: Any, **kwargs: Any) -> Write:
+    return lambda path, shape: zarr.create_array(
+        path, shape=shape, dtype="f4", compressors=compressor, **{"chunks": (1, *GRID), **kwargs}
+    )
+
+
+def _v2(compressor: Any) -> Write:
+    return lambda path, shape: zarr.create_array(
+        path, shape=shape, dtype="f4", chunks=(1, *GRID), zarr_format=2, compressors=compressor
+    )
+
+
+ENCODINGS: dict[str, Write] = {
+    "none": _v3(None),
+    "zstd": _v3(zarr.codecs.ZstdCodec(level=0)),
+    "shards": _v3(zarr.codecs.ZstdCodec(level=0), chunks=(1, 91, 180), shards=(8, 728, 1440)),
+    "blosc-lz4": _v2(numcodecs.Blosc("lz4", clevel=5, shuffle=1)),
+    "blosc-zstd": _v2(numcodecs.Blosc("zstd", clevel=5, shuffle=1)),
+    "blosc-zlib": _v2(numcodecs.Blosc("zlib", clevel=5, shuffle=1)),
+    "lz4": _v2(numcodecs.LZ4()),
+    "gzip": _v3(zarr.codecs.GzipCodec(level=5)),
+}
+"""Name of each encoding, and what creates its array: 4 MB chunks, or 65 kB chunks in 33 MB shards."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
+    parser.add_argument("--encodings", nargs="+", choices=sorted(ENCODINGS), default=list(ENCODINGS))
+    parser.add_argument("--fields", type=int, default=384, help="fields of 721 x 1440 float32, 4.15 MB each")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--no-peers", action="store_true", help="time this package only")
+    parser.add_argument("--folder", type=Path, help="where to write the data; a temporary folder by default")
+    parser.add_argument("--threads", type=int, help="host threads for every reader; all usable CPUs by default")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--commit", default="", help="version control commit to record; asked of git by default")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the benchmark, print a table, write the JSON; 1 if any result was wrong."""
+    from xgpuzarr.array import resolve_device
+
+    device = resolve_device(arguments.device)
+    threads = arguments.threads or usable_cpus()
+    source = make_fields(arguments.fields)
+    results: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        for name in arguments.encodings:
+            path = os.path.join(folder, name)  # noqa: PTH118  # peers want text
+            _write(ENCODINGS[name](path, source.shape), source, threads)
+            readers = readers_of(path, device, threads, peers=not arguments.no_peers)
+            for reader, read in readers.items():
+                row = {"encoding": name, "reader": reader, **_measure(read, source, arguments.repeats)}
+                row["stored_bytes"] = _stored_nbytes(Path(path))
+                results.append(row)
+                print(f"{name:11} {reader:16} {row['gb_per_s']:7.2f} GB/s  {row['median_s']:8.4f} s  {row['equal']}")
+    report = {"machine": machine(arguments.commit), "device": device, "threads": threads, "cache": "page cache warm"}
+    report |= {"decoded_bytes": source.nbytes, "repeats": arguments.repeats, "results": results}
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0 if all(row["equal"] for row in results) else 1
+
+
+def make_fields(n_fields: int) -> NDArray[np.float32]:
+    """Fields like a reanalysis: smooth structure that drifts, plus noise, rounded to 1/64."""
+    random = np.random.default_rng(0)
+    latitude = np.linspace(-np.pi / 2, np.pi / 2, GRID[0])[:, None]
+    longitude = np.linspace(0, 2 * np.pi, GRID[1], endpoint=False)[None]
+    fields = np.empty((n_fields, *GRID), np.float32)
+    noise = random.standard_normal((GRID[0] * 2, GRID[1] * 2)).astype(np.float32)
+    for number in range(n_fields):
+        smooth = 273 + 30 * np.cos(latitude) + 5 * np.sin(3 * longitude + number / 50) * np.cos(2 * latitude)
+        row, column = random.integers(0, GRID[0]), random.integers(0, GRID[1])
+        fields[number] = smooth + 0.5 * noise[row : row + GRID[0], column : column + GRID[1]]
+    return np.round(fields * 64) / np.float32(64)
+
+
+def readers_of(path: str, device: str, threads: int, *, peers: bool) -> dict[str, Callable[[], Any]]:
+    """A function that reads the whole array, for each reader; peers copy to the device where there is one."""
+    to_device: Callable[[Any], Any] = lambda result: result  # noqa: E731
+    if device == "cuda":
+        import cupy
+
+        to_device = cupy.asarray
+    ours = open_array(path, device=device, options=ReadOptions(n_threads=threads))  # type: ignore[arg-type]
+    readers: dict[str, Callable[[], Any]] = {"xgpuzarr": lambda: ours[:]}
+    if not peers:
+        return readers
+    pipelines = {"zarr": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
+    pipelines["zarr-fused"] = "zarr.core.codec_pipeline.FusedCodecPipeline"
+    if find_spec("zarrs"):
+        pipelines["zarrs"] = "zarrs.ZarrsCodecPipeline"
+    for name, pipeline in pipelines.items():
+        settings = {"codec_pipeline.path": pipeline, "codec_pipeline.max_workers": threads, "threading.max_workers": threads}
+
+        def read(settings: dict[str, Any] = settings) -> Any:
+            with zarr.config.set(settings):
+                return to_device(zarr.open_array(path, mode="r")[:])
+
+        readers[name] = read
+    if find_spec("tensorstore"):
+        readers["tensorstore"] = _tensorstore(path, threads, to_device)
+    return readers
+
+
+def _tensorstore(path: str, threads: int, to_device: Callable[[Any], Any]) -> Callable[[], Any]:
+    import tensorstore
+
+    driver = "zarr3" if Path(path, "zarr.json").exists() else "zarr"
+    context = {"data_copy_concurrency": {"limit": threads}, "file_io_concurrency": {"limit": threads}}
+    spec = {"driver": driver, "kvstore": f"file://{path}", "context": context}
+    return lambda: to_device(tensorstore.open(spec).result().read().result())
+
+
+def machine(commit: str = "") -> dict[str, Any]:
+    """What a result depends on: processor, GPU, versions, commit."""
+    report = dataclasses.asdict(probe())
+    report.pop("problems", None)
+    if not commit:
+        here = Path(__file__).parent
+        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)  # noqa: S607
+        commit = asked.stdout.strip() or "unknown"
+    return {"python": platform.python_version(), "cpus": usable_cpus(), "commit": commit, **report}
+
+
+def _measure(read: Callable[[], Any], source: NDArray[Any], repeats: int) -> dict[str, Any]:
+    equal = _equal(read(), source)  # also warms caches, pools and compilers
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        result = read()
+        _wait(result)
+        seconds.append(time.perf_counter() - began)
+        del result
+    median = statistics.median(seconds)
+    return {"median_s": median, "min_s": min(seconds), "gb_per_s": source.nbytes / median / 1e9, "equal": equal}
+
+
+def _wait(result: Any) -> None:
+    if not isinstance(result, np.ndarray):
+        import cupy
+
+        cupy.cuda.get_current_stream().synchronize()
+
+
+def _equal(result: Any, source: NDArray[Any]) -> bool:
+    host = result if isinstance(result, np.ndarray) else result.get()
+    return host.dtype == source.dtype and host.shape == source.shape and bool(np.array_equal(host, source))
+
+
+def _write(array: zarr.Array[Any], source: NDArray[Any], threads: int) -> None:
+    depth = (array.shards or array.chunks)[0]
+
+    def write(start: int) -> None:
+        array[start : start + depth] = source[start : start + depth]
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(write, range(0, len(source), depth)))
+
+
+def _stored_nbytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

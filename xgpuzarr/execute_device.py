@@ -1,0 +1,345 @@
+"""Carrying out a read plan on the device: waves of chunks, each read, decoded and put in place on a stream of its own.
+
+A wave is as many chunks as fit the memory budget. Its encoded bytes are read into one slab of device memory, a few
+bytes of every chunk are checked on the host, one call decodes all, one kernel puts every element in its place. While
+a wave decodes, the next is read: nvCOMP takes as long for one frame as for hundreds, so waves overlap on several
+streams. Nothing is handed out before every status, decoded size and guard zone has been looked at.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+
+from xgpuzarr.device_output import DeviceOutput, out_of_memory
+from xgpuzarr.device_wave import Fetched, Wave
+from xgpuzarr.diagnostics import ReadReport, emit
+from xgpuzarr.errors import ChunkReadError, CorruptChunkError
+from xgpuzarr.locate import locate
+from xgpuzarr.plan.byte_ranges import ByteRanges, Spans, coalesce
+from xgpuzarr.plan.memory import inflight_nbytes, split_batches
+from xgpuzarr.pool import run_all
+from xgpuzarr.readers.host import LocalReader
+from xgpuzarr.readers.kvikio import KvikioReader
+from xgpuzarr.readers.protocol import MISSING, WHOLE, ObjectRead
+from xgpuzarr.readers.staging import PinnedPool
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from xgpuzarr.execute import Source
+    from xgpuzarr.plan.read_plan import ReadPlan
+
+__all__ = ["read_device", "to_device"]
+
+N_STREAMS = 8
+"""Waves in flight. nvCOMP's zstd needs about this many to hide that it decodes a frame serially."""
+
+WAVE_DECODED_NBYTES = 256 << 20
+"""Decoded bytes a wave aims at: many frames for one call, and still several waves to overlap in one read."""
+
+MIN_WAVE_DECODED_NBYTES = 32 << 20
+"""Waves of a small read are not cut below this: the launches of a wave take a fixed time."""
+
+FREE_MEMORY_SHARE = 0.5
+"""Share of the free device memory that a read without `max_batch_bytes` may use beyond its result."""
+
+SCRATCH_FACTOR = {"zstd": 3.2}
+"""Scratch of a decoder per decoded byte, as nvCOMP states it; next to nothing for the others."""
+
+STAGING_NBYTES = 16 << 20
+N_STAGING_BUFFERS = 4
+
+
+def read_device(plan: ReadPlan, source: Source) -> Any:
+    """Grouped output of a plan, decoded on the current device.
+
+    Returns
+    -------
+    cupy.ndarray or numpy.ndarray
+        Ready for work on any stream: the host has waited for it. NumPy where CuPy lacks the dtype.
+
+    Raises
+    ------
+    CorruptChunkError, ChunkReadError, DeviceMemoryError
+        Naming array, chunk and key.
+    """
+    output = DeviceOutput(plan)
+    if output.nbytes:
+        _DeviceRead(plan, source, output).run()
+    return output.result()
+
+
+def to_device(array: NDArray[Any]) -> cupy.ndarray:
+    """Copy a result decoded on the host, ordered on the current stream."""
+    try:
+        return cupy.asarray(array)
+    except cupy.cuda.memory.OutOfMemoryError as error:
+        raise out_of_memory("the result", array.nbytes) from error
+
+
+class _DeviceRead:
+    """One read on the device."""
+
+    def __init__(self, plan: ReadPlan, source: Source, output: DeviceOutput) -> None:
+        self.plan, self.source, self.output = plan, source, output
+        self.reader = source.reader
+        self.streams = _streams(cupy.cuda.Device().id)
+        self.in_flight: deque[Wave] = deque()
+        self.n_started = 0
+        self.n_missing = self.n_host_chunks = self.encoded_nbytes = 0
+        self.read_s = 0.0
+
+    def run(self) -> None:
+        began = time.perf_counter()
+        ranges = self._locate()
+        rows = np.arange(self.plan.n_chunks)
+        if ranges is not None:
+            rows = np.lexsort((ranges.offset, ranges.object_row))
+            self._fill(rows[ranges.nbytes[rows] == MISSING])
+            rows = rows[ranges.nbytes[rows] != MISSING]
+        self.read_s += time.perf_counter() - began
+        try:
+            for part in self._waves(ranges, rows):
+                self._start(ranges, part)
+            while self.in_flight:
+                self._finish_oldest()
+        finally:
+            for wave in self.in_flight:  # only after an error: none may still write to the output
+                wave.abandon()
+        emit(
+            ReadReport(
+                array=self.plan.layout.path,
+                route="device",
+                n_chunks=self.plan.n_chunks,
+                n_missing=self.n_missing,
+                n_host_chunks=self.n_host_chunks,
+                encoded_nbytes=self.encoded_nbytes,
+                decoded_nbytes=self.plan.decoded_nbytes,
+                out_nbytes=self.plan.out_nbytes,
+                read_s=self.read_s,
+                decode_s=time.perf_counter() - began - self.read_s,
+                total_s=time.perf_counter() - began,
+            )
+        )
+
+    def _locate(self) -> ByteRanges | None:
+        """Byte range of every chunk; None where a store does not tell sizes, and only reading finds out."""
+        plan, options = self.plan, self.source.options
+        if plan.layout.shard_levels:
+            return locate(plan, self.reader, lambda call, numbers: run_all(call, numbers, options.n_threads))
+        if not isinstance(self.reader, LocalReader):
+            return None
+        keys, reader = plan.keys(), self.reader
+        nbytes = np.empty(len(keys), np.int64)
+
+        def look(start: int) -> None:
+            stop = min(start + 256, len(keys))
+            nbytes[start:stop] = [reader.object_nbytes(key) for key in keys[start:stop]]
+
+        run_all(look, range(0, len(keys), 256), options.n_threads)
+        return ByteRanges(plan.object_row, np.zeros(plan.n_chunks, np.int64), nbytes[plan.object_row])
+
+    def _waves(self, ranges: ByteRanges | None, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Rows of each wave: within the memory budget, and enough waves to overlap reading with decoding."""
+        chunk_nbytes = self.plan.layout.chunk_nbytes
+        encoded = np.full(len(rows), chunk_nbytes) if ranges is None else ranges.nbytes[rows]
+        compressor = self.plan.layout.codec_chain.compressor
+        inflight = inflight_nbytes(
+            encoded,
+            decoded_nbytes=chunk_nbytes,
+            scratch_factor=SCRATCH_FACTOR.get(compressor.codec, 0.0) if compressor else 0.0,
+            is_slab=self.output.slab[rows] >= 0,
+        )
+        budget = self.source.options.max_batch_bytes
+        if budget is None:
+            free, _ = cupy.cuda.runtime.memGetInfo()
+            budget = int(FREE_MEMORY_SHARE * (free + cupy.get_default_memory_pool().free_bytes()))
+        share = min(WAVE_DECODED_NBYTES, max(MIN_WAVE_DECODED_NBYTES, self.plan.decoded_nbytes // N_STREAMS))
+        n_waves = max(1, self.plan.decoded_nbytes // share)
+        most = min(budget // N_STREAMS, int(inflight.sum()) // n_waves + 1)
+        return [rows[part] for part in split_batches(inflight, max_batch_bytes=max(most, 1))]
+
+    def _start(self, ranges: ByteRanges | None, rows: NDArray[np.int64]) -> None:
+        """Fetch a wave and queue its work; with too little memory, in halves."""
+        while len(self.in_flight) >= N_STREAMS:
+            self._finish_oldest()
+        stream = self.streams[self.n_started % N_STREAMS]
+        self.n_started += 1
+        stream.wait_event(self.output.ready)
+        try:
+            fetched = self._fetch(ranges, rows, stream)
+            if fetched is not None and len(fetched.rows):
+                wave = Wave(fetched, self.output, stream)
+                wave.start()
+                self.in_flight.append(wave)
+        except cupy.cuda.memory.OutOfMemoryError as error:
+            stream.synchronize()
+            had_company = bool(self.in_flight)
+            while self.in_flight:
+                self._finish_oldest()
+            cupy.get_default_memory_pool().free_all_blocks()
+            if len(rows) == 1 and not had_company:
+                nbytes = int(self.plan.layout.chunk_nbytes * 4)
+                raise out_of_memory(f"decoding {self.plan.label(int(rows[0]))}", nbytes) from error
+            half = max(1, len(rows) // 2)
+            for part in (rows[:half], rows[half:]):
+                if len(part):
+                    self._start(ranges, part)
+        except BaseException:
+            stream.synchronize()  # nothing may write to the output once the error is out
+            raise
+
+    def _finish_oldest(self) -> None:
+        wave = self.in_flight.popleft()
+        try:
+            wave.finish()
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            self._explain_lost_context(wave, error)
+            raise
+        self.n_host_chunks += wave.n_host_chunks
+
+    def _fetch(
+        self, ranges: ByteRanges | None, rows: NDArray[np.int64], stream: cupy.cuda.Stream
+    ) -> Fetched | None:
+        """Encoded chunks of a wave in device memory; None if they went straight into the output."""
+        began = time.perf_counter()
+        with stream:
+            if ranges is None:
+                fetched: Fetched | None = self._fetch_objects(rows, stream)
+            elif isinstance(self.reader, LocalReader):
+                fetched = self._fetch_files(ranges, rows, stream)
+            else:
+                fetched = self._fetch_spans(ranges, rows, stream)
+        self.read_s += time.perf_counter() - began
+        return fetched
+
+    def _fetch_files(
+        self, ranges: ByteRanges, rows: NDArray[np.int64], stream: cupy.cuda.Stream
+    ) -> Fetched | None:
+        """From local files by KvikIO; unencoded chunks that are one piece of the output go straight there."""
+        assert isinstance(self.reader, LocalReader)  # noqa: S101  # the caller looked
+        reader = KvikioReader(self.reader.root)
+        nbytes = ranges.nbytes[rows]
+        self.encoded_nbytes += int(nbytes.sum())
+        slab_at = self.output.slab[rows]
+        plain = self.plan.layout.codec_chain.compressor is None
+        if plain and (slab_at >= 0).all() and (nbytes == self.plan.layout.chunk_nbytes).all():
+            keys, object_row = self._keys(ranges.object_row[rows])
+            reader.read_into(
+                keys,
+                self.output.memory,
+                object_row=object_row,
+                offset=ranges.offset[rows],
+                nbytes=nbytes,
+                slab_offset=slab_at,
+                after=self.output.ready,
+            )
+            return None
+        spans, span_at, fetched = self._layout_slab(ranges, rows)
+        keys, object_row = self._keys(spans.object_row)
+        allocated = cupy.cuda.Event(disable_timing=True)
+        allocated.record(stream)
+        reader.read_into(
+            keys,
+            fetched.slab,
+            object_row=object_row,
+            offset=spans.offset,
+            nbytes=spans.nbytes,
+            slab_offset=span_at,
+            after=allocated,
+        )
+        return fetched
+
+    def _fetch_spans(self, ranges: ByteRanges, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> Fetched:
+        """From byte ranges of any store's objects, through page-locked memory."""
+        spans, span_at, fetched = self._layout_slab(ranges, rows)
+        self.encoded_nbytes += int(spans.nbytes.sum())
+        keys, object_row = self._keys(spans.object_row)
+        wanted = [
+            ObjectRead(key, tuple(zip(spans.offset[mine].tolist(), spans.nbytes[mine].tolist(), strict=True)))
+            for number, key in enumerate(keys)
+            for mine in [np.flatnonzero(object_row == number)]
+        ]
+        parts: list[memoryview] = []
+        for item, got in zip(wanted, self.reader.read(wanted), strict=True):
+            if got is None:
+                raise ChunkReadError(f"store {self.reader.store_name!r}, key {item.key!r}: object vanished")
+            parts.extend(got)
+        _pinned_pool().copy_to_device(parts, fetched.slab, span_at, stream=stream)
+        return fetched
+
+    def _fetch_objects(self, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> Fetched:
+        """Whole objects of any store; only reading tells which exist."""
+        object_rows = self.plan.object_row[rows]
+        wanted = [ObjectRead(key, ((0, WHOLE),)) for key in self.plan.keys(object_rows)]
+        got = self.reader.read(wanted)
+        is_there = np.array([parts is not None for parts in got], np.bool_)
+        self._fill(rows[~is_there])
+        parts = [found[0] for found in got if found is not None]
+        nbytes = np.array([len(part) for part in parts], np.int64)
+        self.encoded_nbytes += int(nbytes.sum())
+        at, slab_nbytes = _aligned(nbytes)
+        slab = cupy.empty(slab_nbytes, np.uint8)
+        _pinned_pool().copy_to_device(parts, slab, at, stream=stream)
+        return Fetched(slab, rows[is_there], at, nbytes, np.zeros(len(parts), np.int64))
+
+    def _layout_slab(self, ranges: ByteRanges, rows: NDArray[np.int64]) -> tuple[Spans, NDArray[np.int64], Fetched]:
+        options = self.source.options
+        part = ByteRanges(ranges.object_row[rows], ranges.offset[rows], ranges.nbytes[rows])
+        spans = coalesce(part, max_gap_bytes=options.max_gap_bytes, max_read_bytes=options.max_read_bytes)
+        span_at, slab_nbytes = _aligned(spans.nbytes)
+        slab = cupy.empty(slab_nbytes, np.uint8)
+        at = span_at[spans.chunk_span] + spans.chunk_offset
+        return spans, span_at, Fetched(slab, rows, at, part.nbytes, part.offset)
+
+    def _keys(self, object_rows: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
+        """Keys of some ascending object rows, each once, and for each row the index of its key."""
+        unique, index = np.unique(object_rows, return_inverse=True)
+        return self.plan.keys(unique), index
+
+    def _fill(self, rows: NDArray[np.int64]) -> None:
+        self.n_missing += len(rows)
+        self.output.fill(rows)
+
+    def _explain_lost_context(self, wave: Wave, error: Exception) -> None:
+        """After a CUDA error: name the chunk that the host cannot decode either, if there is one."""
+        for index, row in enumerate(wave.fetched.rows.tolist()):
+            key = self.plan.keys(self.plan.object_row[row : row + 1])[0]
+            place = (int(wave.fetched.object_offset[index]), int(wave.fetched.nbytes[index]))
+            (parts,) = self.reader.read([ObjectRead(key, (place,))])
+            problem = "" if parts is None else wave.problem_on_host(parts[0])
+            if problem:
+                raise CorruptChunkError(
+                    f"{self.plan.label(row, *place)}: {problem}; the CUDA context was lost while decoding it, so "
+                    "restart this process before using the device again"
+                ) from error
+
+
+def _aligned(nbytes: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Offsets that lay pieces out one after the other on 16-byte boundaries, and the room they take."""
+    room = -(-nbytes // 16) * 16
+    at = np.cumsum(room) - room
+    return at, int(room.sum())
+
+
+_thread = threading.local()
+
+
+def _streams(device: int) -> list[cupy.cuda.Stream]:
+    """The streams of this thread on a device, made once: memory pools keep an arena a stream."""
+    streams: dict[int, list[cupy.cuda.Stream]] = _thread.__dict__.setdefault("streams", {})
+    if device not in streams:
+        streams[device] = [cupy.cuda.Stream(non_blocking=True) for _ in range(N_STREAMS)]
+    return streams[device]
+
+
+@cache
+def _pinned_pool() -> PinnedPool:
+    return PinnedPool(STAGING_NBYTES, N_STAGING_BUFFERS)

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 
     Draw = st.DrawFn
 
-shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=7)
+
+def mostly_full(max_dims: int, max_side: int) -> st.SearchStrategy[tuple[int, ...]]:
+    """Shapes of 0 to `max_dims` dimensions, one in four of which may be empty."""
+    full = hnp.array_shapes(min_dims=0, max_dims=max_dims, min_side=1, max_side=max_side)
+    return st.integers(0, 3).flatmap(
+        lambda n: full if n else hnp.array_shapes(min_dims=0, max_dims=max_dims, min_side=0, max_side=max_side)
+    )
+
+
+shapes = mostly_full(max_dims=4, max_side=9)
 
 
 def layout(
@@ -60,8 +69,10 @@ def layouts(draw: Draw, shape: tuple[int, ...]) -> ArrayLayout:
 
 
 def axis_slices(size: int) -> st.SearchStrategy[slice]:
-    bound = st.none() | st.integers(-size - 2, size + 2)
-    return st.builds(slice, bound, bound, st.none() | st.integers(-5, 5).filter(bool))
+    """Slices along an axis of `size`: many of them long and backwards, a few out of range."""
+    steps = st.none() | st.sampled_from([-1, -2, -3, -5, 1, 2, 3, 5])
+    bounds = st.none() | st.integers(-size - 2, size + 2)
+    return st.builds(slice, st.none(), st.none(), steps) | st.slices(size) | st.builds(slice, bounds, bounds, steps)
 
 
 def index_arrays(size: int, shape: tuple[int, ...]) -> st.SearchStrategy[Any]:
@@ -88,7 +99,7 @@ def broadcastable(draw: Draw, shape: tuple[int, ...]) -> tuple[int, ...]:
 @st.composite
 def keys(draw: Draw, shape: tuple[int, ...], *, newaxis: bool) -> Any:
     """Keys as NumPy takes them. A few do not broadcast; then NumPy raises IndexError."""
-    together = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+    together = draw(mostly_full(max_dims=3, max_side=4))
     items: list[Any] = []
     axis = 0
     while axis < len(shape):

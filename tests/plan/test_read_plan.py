@@ -200,6 +200,21 @@ def test_a_plan_by_hand() -> None:
     assert plan.keys(np.array([5])) == ["t2m/c/2/1"]
 
 
+def test_objects_come_in_the_order_of_their_first_chunk() -> None:
+    plan = plan_of(layout((4, 4), (1, 1), [(2, 2)]), ([1, 0, 0], [0, 3, 2]))
+    assert plan.chunk_coords.tolist() == [[0, 2], [0, 3], [1, 0]]
+    assert plan.object_coords.tolist() == [[0, 1], [0, 0]]
+    assert plan.object_row.tolist() == [0, 0, 1]
+
+
+def test_gather_tables_by_hand() -> None:
+    tables = plan_of(layout((7, 9), (2, 3)), (slice(None, None, -1), [8, 0, 1])).gather_tables()
+    assert [table.tolist() for table in tables.chunk_row] == [[3, 2, 2, 1, 1, 0, 0], [1, 0, 0]]
+    assert [table.tolist() for table in tables.inner] == [[0, 1, 0, 1, 0, 1, 0], [2, 0, 1]]
+    assert tables.row_stride == (2, 1)
+    assert tables.axis_group == (0, 1)
+
+
 def test_a_scalar_is_one_chunk() -> None:
     plan = plan_of(layout((), ()), ())
     assert plan.chunk_coords.shape == (1, 0)
@@ -265,6 +280,9 @@ def test_points_in_runs_are_written_as_slices() -> None:
         ((4, 6, 5), (1, 6, 5), [1, 1, 0], [60, -1]),
         ((4, 6, 5), (2, 6, 5), [2, 3, 0, 1], [60, 0]),
         ((4, 6, 5), (2, 6, 5), [2, 3, 1, 0], [-1, 0]),
+        ((4, 6, 5), (2, 6, 5), [0, 2, 1, 3], [-1, -1]),
+        ((2, 2), (2, 2), ([1, 0, 0, 1], [0, 0, 1, 1]), [-1]),
+        ((2, 2), (1, 1), ([1, 0, 0, 1], [0, 0, 1, 1]), [1, 2, 0, 3]),
         ((4, 6, 5), (1, 6, 5), (slice(None), slice(None, None, -1)), [-1] * 4),
         ((4, 6, 1), (1, 6, 1), (slice(None), slice(None), slice(None, None, -1)), [0, 6, 12, 18]),
         ((4, 6, 5), (1, 6, 5), (2, slice(None), slice(0, 4)), [-1]),

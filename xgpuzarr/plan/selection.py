@@ -1,7 +1,7 @@
 """Which elements does an index ask for, and how do they become the array that NumPy would return?
 
-1. A key is normalised to one item per axis (`_items`), then to checked, non-negative terms (`_terms`).
-2. The terms become *groups*: every source axis belongs to exactly one, and the elements asked for are the product of
+1. `index_terms` says what the key asks of each axis, checked and with non-negative positions.
+2. These terms become *groups*: every source axis belongs to exactly one, and the elements asked for are the product of
    the groups. A reader fills one array with one dimension per group, the grouped output.
 3. `Selection.finish` turns that into the result by a reshape and a transpose, so nothing is copied.
 
@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, SupportsIndex
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import EllipsisType
+from xgpuzarr.plan.index_terms import Dropped, IndexArray, Kept, NewAxis, Term, complete, terms
 
 __all__ = ["AxisSlice", "Points", "Selection", "parse_numpy", "parse_outer", "parse_vectorized"]
 
@@ -148,14 +146,12 @@ def parse_numpy(key: object, shape: tuple[int, ...]) -> Selection:
     IndexError
         A position out of bounds, a mask of another shape, too many indices, or an index of another type.
     """
-    terms = _terms(_items(key, shape), shape)
-    advanced = [isinstance(term, _Array) for term in terms]
-    if any(advanced):
-        advanced = [is_array or isinstance(term, _Dropped) for is_array, term in zip(advanced, terms, strict=True)]
-    first, last = (advanced.index(True), len(terms) - advanced[::-1].index(True)) if any(advanced) else (0, 0)
-    if not all(advanced[first:last]):
-        first = 0  # separated by a slice, ellipsis or newaxis: the broadcast dimensions come first
-    return _combine(terms, array_dims_at=first)
+    found = terms(complete(key, shape), shape)
+    # Beside an array, integers broadcast with the arrays.
+    together = [i for i, term in enumerate(found) if isinstance(term, IndexArray | Dropped)]
+    is_adjacent = together == list(range(together[0], together[-1] + 1)) if together else False
+    # Parted by a slice, ellipsis or newaxis, the broadcast dimensions come first; else they stay in place.
+    return _combine(found, array_dims_at=together[0] if is_adjacent else 0)
 
 
 def parse_outer(key: object, shape: tuple[int, ...]) -> Selection:
@@ -173,21 +169,21 @@ def parse_outer(key: object, shape: tuple[int, ...]) -> Selection:
     IndexError
         As `parse_numpy`; also ``None``, and arrays that are not 1-D.
     """
-    items = _items(key, shape)
+    items = complete(key, shape)
     for item in items:
         if item is None:
             raise IndexError("outer indexing takes no newaxis (None); insert the axis in the result")
         if isinstance(item, np.ndarray) and item.ndim != 1:
             raise IndexError(f"outer indexing takes 1-d arrays, got one of {item.ndim} dimensions; use vindex")
     parts: list[_Part] = []
-    for term in _terms(items, shape):
+    for term in terms(items, shape):
         match term:
-            case _Array(axis=int(axis), positions=positions):
+            case IndexArray(axis=int(axis), positions=positions):
                 parts.append(_Part(_group((axis,), (positions,)), (("axis", axis),)))
-            case _Kept(group=group):
-                parts.append(_Part(group, (("axis", group.axis),)))
-            case _Dropped(group=group):
-                parts.append(_Part(group, ()))
+            case Kept(axis=axis, positions=along):
+                parts.append(_Part(_axis_slice(axis, along), (("axis", axis),)))
+            case Dropped(axis=axis, position=position):
+                parts.append(_Part(AxisSlice(axis, position, 1, 1), ()))
     sizes = {dim: part.group.size for part in parts for dim in part.dims}
     return _select(parts, list(sizes), sizes)
 
@@ -210,45 +206,14 @@ def parse_vectorized(key: object, shape: tuple[int, ...]) -> Selection:
     IndexError
         As `parse_numpy`; also ``None``.
     """
-    items = _items(key, shape)
+    items = complete(key, shape)
     if any(item is None for item in items):
         raise IndexError("vectorized indexing takes no newaxis (None); insert the axis in the result")
     arrays = [np.array([item]) if isinstance(item, int) else item for item in items]
-    return _combine(_terms(arrays, shape), array_dims_at=0)
+    return _combine(terms(arrays, shape), array_dims_at=0)
 
 
-type _Item = int | slice | EllipsisType | npt.NDArray[Any] | None
 type _Dim = tuple[str, int]
-
-
-class _Kept(NamedTuple):
-    """A slice: its axis stays."""
-
-    group: AxisSlice
-
-
-class _Dropped(NamedTuple):
-    """An integer: its axis goes."""
-
-    group: AxisSlice
-
-
-class _NewAxis(NamedTuple):
-    """``None``: a new axis of length 1."""
-
-
-class _Separator(NamedTuple):
-    """An ellipsis that stands for no axis; it still parts the arrays on its two sides."""
-
-
-class _Array(NamedTuple):
-    """An array of checked positions; without an axis for the boolean scalars, which only scale the broadcast."""
-
-    axis: int | None
-    positions: Int64Array
-
-
-type _Term = _Kept | _Dropped | _NewAxis | _Separator | _Array
 
 
 class _Part(NamedTuple):
@@ -258,109 +223,9 @@ class _Part(NamedTuple):
     dims: tuple[_Dim, ...]
 
 
-def _items(key: object, shape: tuple[int, ...]) -> list[_Item]:
-    """Complete the items of `key` with full slices; an ellipsis stays where it stands for no axis."""
-    items = [_item(item) for item in (key if isinstance(key, tuple) else (key,))]
-    ellipses = [i for i, item in enumerate(items) if item is Ellipsis]
-    if len(ellipses) > 1:
-        raise IndexError("an index can only have a single ellipsis ('...')")
-    n_indexed = sum(_n_axes(item) for item in items)
-    if n_indexed > len(shape):
-        raise IndexError(f"too many indices for array: array is {len(shape)}-dimensional, but {n_indexed} were indexed")
-    full: list[_Item] = [slice(None)] * (len(shape) - n_indexed)
-    if not ellipses:
-        return items + full
-    at = ellipses[0]
-    return items[:at] + (full or [Ellipsis]) + items[at + 1 :]
-
-
-def _item(item: object) -> _Item:
-    if item is None or item is Ellipsis or isinstance(item, slice):
-        return item
-    # Arrays of other libraries may have __index__ too; only NumPy knows whether theirs hold one integer.
-    if isinstance(item, SupportsIndex) and not isinstance(item, bool) and not hasattr(item, "shape"):
-        return item.__index__()
-    array = np.asarray(item)
-    if array.size == 0 and not hasattr(item, "dtype"):
-        array = array.astype(np.int64)  # an empty list has no type to object to
-    if array.dtype.kind not in "iub":
-        raise IndexError(
-            "only integers, slices (`:`), ellipsis (`...`), newaxis (`None`) and integer or boolean arrays are valid"
-            f" indices, got {type(item).__name__} of dtype {array.dtype}"
-        )
-    return int(array) if array.ndim == 0 and array.dtype.kind != "b" else array
-
-
-def _n_axes(item: _Item) -> int:
-    if item is None or item is Ellipsis:
-        return 0
-    if isinstance(item, np.ndarray) and item.dtype.kind == "b":
-        return item.ndim
-    return 1
-
-
-def _terms(items: Sequence[_Item], shape: tuple[int, ...]) -> list[_Term]:
-    """Check `items` against `shape` and make every position non-negative."""
-    terms: list[_Term] = []
-    axis = 0
-    for item in items:
-        if item is None:
-            terms.append(_NewAxis())
-        elif item is Ellipsis:
-            terms.append(_Separator())
-        elif isinstance(item, slice):
-            terms.append(_Kept(_axis_slice(axis, range(*item.indices(shape[axis])))))
-        elif isinstance(item, int):
-            _check_bounds(item, axis, shape[axis])
-            terms.append(_Dropped(AxisSlice(axis, item % shape[axis], 1, 1)))
-        elif item.dtype.kind == "b":
-            terms += _mask_terms(item, axis, shape)
-        else:
-            terms.append(_Array(axis, _wrapped(item, axis, shape[axis])))
-        axis += _n_axes(item)
-    return terms
-
-
-def _axis_slice(axis: int, positions: range) -> AxisSlice:
-    count = len(positions)
-    if count == 0:
-        return AxisSlice(axis, 0, 1, 0)
-    return AxisSlice(axis, positions.start, positions.step if count > 1 else 1, count)
-
-
-def _check_bounds(position: int, axis: int, size: int) -> None:
-    if not -size <= position < size:
-        raise IndexError(f"index {position} is out of bounds for axis {axis} with size {size}")
-
-
-def _wrapped(index: npt.NDArray[Any], axis: int, size: int) -> Int64Array:
-    if index.size == 0:
-        return index.astype(np.int64)
-    # The limits are compared as Python integers: uint64 may hold more than int64 can.
-    low, high = int(index.min()), int(index.max())
-    _check_bounds(low, axis, size)
-    _check_bounds(high, axis, size)
-    positions = index.astype(np.int64)
-    if low < 0:
-        positions[positions < 0] += size
-    return positions
-
-
-def _mask_terms(mask: npt.NDArray[np.bool_], axis: int, shape: tuple[int, ...]) -> list[_Term]:
-    for offset, length in enumerate(mask.shape):
-        if shape[axis + offset] != length:
-            raise IndexError(
-                f"boolean index did not match indexed array along axis {axis + offset};"
-                f" size of axis is {shape[axis + offset]} but size of corresponding boolean axis is {length}"
-            )
-    if mask.ndim == 0:
-        return [_Array(None, np.zeros(int(mask), np.int64))]
-    return [_Array(axis + offset, index.astype(np.int64)) for offset, index in enumerate(np.nonzero(mask))]
-
-
-def _combine(terms: list[_Term], array_dims_at: int) -> Selection:
+def _combine(found: list[Term], array_dims_at: int) -> Selection:
     """Make the selection, with the broadcast array dimensions before the term `array_dims_at`."""
-    arrays = [term for term in terms if isinstance(term, _Array)]
+    arrays = [term for term in found if isinstance(term, IndexArray)]
     try:
         broadcast = np.broadcast_shapes(*(array.positions.shape for array in arrays))
     except ValueError:
@@ -371,25 +236,25 @@ def _combine(terms: list[_Term], array_dims_at: int) -> Selection:
     parts = _array_parts(arrays, broadcast)
     sizes: dict[_Dim, int] = {("array", dim): size for dim, size in enumerate(broadcast)}
     result: list[_Dim] = []
-    for i, term in enumerate(terms):
+    for i, term in enumerate(found):
         if i == array_dims_at:
             result += [("array", dim) for dim in range(len(broadcast))]
         match term:
-            case _Kept(group=group):
-                parts.append(_Part(group, (("axis", group.axis),)))
-                result.append(("axis", group.axis))
-                sizes["axis", group.axis] = group.size
-            case _Dropped(group=group):
-                parts.append(_Part(group, ()))
-            case _NewAxis():
+            case Kept(axis=axis, positions=along):
+                parts.append(_Part(_axis_slice(axis, along), (("axis", axis),)))
+                result.append(("axis", axis))
+                sizes["axis", axis] = len(along)
+            case Dropped(axis=axis, position=position):
+                parts.append(_Part(AxisSlice(axis, position, 1, 1), ()))
+            case NewAxis():
                 result.append(("new", i))
                 sizes["new", i] = 1
     return _select(parts, result, sizes)
 
 
-def _array_parts(arrays: list[_Array], broadcast: tuple[int, ...]) -> list[_Part]:
+def _array_parts(arrays: list[IndexArray], broadcast: tuple[int, ...]) -> list[_Part]:
     """Split index arrays into groups; arrays that vary along a common dimension belong to one group."""
-    clusters: list[tuple[set[int], list[_Array]]] = []
+    clusters: list[tuple[set[int], list[IndexArray]]] = []
     for array in arrays:
         lead = len(broadcast) - array.positions.ndim
         dims = {lead + dim for dim, size in enumerate(array.positions.shape) if size != 1}
@@ -421,15 +286,22 @@ def _spread(index: Int64Array, along: list[int], broadcast: tuple[int, ...]) -> 
     return full.reshape(-1)
 
 
+def _axis_slice(axis: int, positions: range) -> AxisSlice:
+    count = len(positions)
+    if count == 0:
+        return AxisSlice(axis, 0, 1, 0)
+    return AxisSlice(axis, positions.start, positions.step if count > 1 else 1, count)
+
+
 def _group(axes: tuple[int, ...], coords: tuple[Int64Array, ...]) -> AxisSlice | Points:
     """`Points`, or an `AxisSlice` if that says the same: a slice plans and copies without index arrays."""
     if len(axes) != 1:
         return Points(axes, coords)
     (axis,), (index,) = axes, coords
-    if len(index) == 0:
-        return AxisSlice(axis, 0, 1, 0)
+    if len(index) < 2:
+        return AxisSlice(axis, int(index.sum()), 1, len(index))
     start, last = int(index[0]), int(index[-1])
-    step = int(index[1]) - start if len(index) > 1 else 1
+    step = int(index[1]) - start
     # The last position decides most arrays without a pass over them.
     is_even = step != 0 and last == start + step * (len(index) - 1) and bool((np.diff(index) == step).all())
     return AxisSlice(axis, start, step, len(index)) if is_even else Points(axes, coords)

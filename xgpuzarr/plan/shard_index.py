@@ -109,8 +109,8 @@ def check_shard_ranges(
     elif shard_nbytes is not None:
         last = max(last - level.index_nbytes, 0)
     is_inside = (offset >= np.uint64(first)) & (offset <= np.uint64(last))
-    # Both sides stay below 2**64, where offset + nbytes may wrap around.
-    fits = nbytes <= np.uint64(last) - np.minimum(offset, np.uint64(last))
+    # offset + nbytes may wrap around; the difference only does where the offset is outside anyway.
+    fits = nbytes <= np.uint64(last) - offset
     bad = ~missing & ~(is_inside & fits & (nbytes > 0))
     if bad.any():
         row = int(np.argmax(bad))

@@ -31,7 +31,7 @@ def level_of(
     return ShardLevel((n_chunks,), (1,), location, byteorder, checksum)
 
 
-def check(entries: list[tuple[int, int]], level: ShardLevel, shard_nbytes: int | None = 1000) -> list[tuple[int, int]]:
+def check(entries: list[tuple[int, int]], level: ShardLevel, shard_nbytes: int = 1000) -> list[tuple[int, int]]:
     offset, nbytes = np.array(entries, np.uint64).T
     checked = check_shard_ranges(offset, nbytes, level, shard_nbytes=shard_nbytes, label="chunk {}".format)
     assert [column.dtype for column in checked] == [np.int64, np.int64]
@@ -104,8 +104,7 @@ def test_entries_inside_the_shard_pass() -> None:
     entries = [(0, 932), (931, 1), (NOT_STORED, NOT_STORED)]
     assert check(entries, end) == [(0, 932), (931, 1), (0, MISSING)]
     assert check([(68, 932), (999, 1)], start) == [(68, 932), (999, 1)]
-    assert check([(0, 2**63 - 1)], end, None) == [(0, 2**63 - 1)]
-    assert check([(68, 5)], start, None) == [(68, 5)]
+    assert check([(68, 2**63 - 69)], start, 2**63 - 1) == [(68, 2**63 - 69)]
 
 
 @pytest.mark.parametrize(
@@ -134,9 +133,9 @@ def test_entries_that_lead_elsewhere_are_corrupt(level: ShardLevel, entry: tuple
 
 
 @pytest.mark.parametrize("entry", [(2**63, 1), (2**63 - 1, 1), (2**64 - 2, 2), (1, 0)])
-def test_without_the_size_of_the_shard_ranges_still_fit_int64(entry: tuple[int, int]) -> None:
+def test_in_the_largest_shard_ranges_still_fit_int64(entry: tuple[int, int]) -> None:
     with pytest.raises(CorruptChunkError):
-        check([entry], level_of(4), None)
+        check([entry], level_of(4, "start"), 2**63 - 1)
 
 
 def test_a_shard_smaller_than_its_index_holds_nothing() -> None:

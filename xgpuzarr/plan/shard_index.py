@@ -29,7 +29,6 @@ UInt64Array = npt.NDArray[np.uint64]
 
 NOT_STORED = np.uint64(2**64 - 1)
 CHECKSUM_NBYTES = 4
-INT64_MAX = int(np.iinfo(np.int64).max)
 
 
 def parse_shard_index(raw: Buffer, level: ShardLevel, *, label: str) -> tuple[UInt64Array, UInt64Array]:
@@ -75,7 +74,7 @@ def check_shard_ranges(
     nbytes: UInt64Array,
     level: ShardLevel,
     *,
-    shard_nbytes: int | None,
+    shard_nbytes: int,
     label: Callable[[int], str],
 ) -> tuple[Int64Array, Int64Array]:
     """Check entries of a shard's index against the shard, and turn them into int64.
@@ -88,7 +87,7 @@ def check_shard_ranges(
         The shard level.
     shard_nbytes
         Stored size of the shard, in bytes: of the object, or for a shard inside a shard the size of its range.
-        None if the store did not say; then a chunk beyond the end shows when it is read.
+        At most 2**63 - 1, which stands for a size that the store does not tell.
     label
         Names the chunk of an entry, given by its position in `offset`, in errors.
 
@@ -103,10 +102,10 @@ def check_shard_ranges(
         An entry is half missing or empty, passes the end of the shard, or overlaps the index.
     """
     missing = (offset == NOT_STORED) & (nbytes == NOT_STORED)
-    first, last = 0, INT64_MAX if shard_nbytes is None else shard_nbytes
+    first, last = 0, shard_nbytes
     if level.index_location == "start":
         first = level.index_nbytes
-    elif shard_nbytes is not None:
+    else:
         last = max(last - level.index_nbytes, 0)
     is_inside = (offset >= np.uint64(first)) & (offset <= np.uint64(last))
     # offset + nbytes may wrap around; the difference only does where the offset is outside anyway.

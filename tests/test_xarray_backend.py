@@ -1,0 +1,384 @@
+"""The engine against `engine="zarr"`: everything identical, with the values where they were asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import pickle
+import subprocess
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+import zarr
+from zarr.storage import MemoryStore, WrapperStore
+
+import xgpuzarr.xarray_backend
+from tests.fake_device import FakeDeviceArray, fake_device  # noqa: F401  # a fixture
+from xgpuzarr import ReadOptions, UnsupportedError
+from xgpuzarr.xarray_backend import GpuZarrBackendArray, GpuZarrBackendEntrypoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part:zarr.errors.ZarrUserWarning"),
+    pytest.mark.filterwarnings("ignore:The data type:zarr.errors.UnstableSpecificationWarning"),
+]
+
+ENGINE = "gpuzarr"
+
+
+def example() -> xr.Dataset:
+    """Every kind of variable that is treated in its own way."""
+    rng = np.random.default_rng(0)
+    shape = (4, 3, 5)
+    dims = ("time", "lat", "lon")
+    times = pd.date_range("2001-02-03", periods=4)
+    bounds = np.stack([times, times + pd.Timedelta("1D")], axis=1)
+    return xr.Dataset(
+        {
+            "plain": (dims, rng.random(shape, np.float32), {"units": "K", "grid_mapping": "crs"}),
+            "packed": (dims, rng.integers(-90, 90, shape) / 10),
+            "flag": (("lat",), np.array([True, False, True])),
+            "wait": (("lat",), np.array([1, 2, 3], "m8[h]")),
+            "when": (("lon",), pd.date_range("2010", periods=5)),
+            "label": (("lon",), np.array(["a", "b", "cc", "", "é"])),
+            "scalar": ((), np.float64(3.5)),
+            "time_bounds": (("time", "edge"), bounds),
+            "lat_bounds": (("lat", "edge"), rng.random((3, 2))),
+            "crs": ((), 0, {"grid_mapping_name": "latitude_longitude"}),
+        },
+        coords={
+            "time": ("time", times, {"bounds": "time_bounds"}),
+            "lat": ("lat", [10.0, 20.0, 30.0], {"bounds": "lat_bounds"}),
+            "lon": np.arange(5),
+            "height": (("lat", "lon"), rng.random((3, 5))),
+            "station": ("lon", list("vwxyz")),
+        },
+        attrs={"title": "example"},
+    )
+
+
+ENCODING = {
+    "packed": {"dtype": "i2", "scale_factor": 0.1, "add_offset": 2.5, "_FillValue": -999},
+    "plain": {"chunks": (2, 3, 2)},
+}
+ON_DEVICE = {"plain", "packed", "flag"}
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("stores") / f"v{request.param}.zarr")
+    example().to_zarr(path, zarr_format=request.param, encoding=ENCODING, consolidated=True)
+    return path
+
+
+def open_here(store: Any, **kwargs: Any) -> xr.Dataset:
+    return xr.open_dataset(store, engine=ENGINE, **{"device": "cpu", **kwargs})
+
+
+def assert_same(actual: xr.Dataset, expected: xr.Dataset) -> None:
+    """Identical, dtypes and encoding too, and the bits of every value."""
+    assert set(actual.variables) == set(expected.variables)  # zarr-python lists members in no order
+    assert actual.encoding == expected.encoding
+    xr.testing.assert_identical(actual, expected)
+    for name, wanted in expected.variables.items():
+        got = actual.variables[name]
+        assert got.dtype == wanted.dtype, name
+        assert comparable(got.encoding) == comparable(wanted.encoding), name
+        if wanted.dtype.kind not in "OT":
+            assert got.to_numpy().tobytes() == wanted.to_numpy().tobytes(), name
+
+
+def comparable(encoding: dict[Any, Any]) -> dict[Any, Any]:
+    """Values with their types, and NaN as equal to itself."""
+    return {key: (type(value), str(value)) for key, value in encoding.items()}
+
+
+def test_identical_to_engine_zarr(store: str) -> None:
+    assert_same(open_here(store), xr.open_dataset(store, engine="zarr"))
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"decode_cf": False},
+        {"mask_and_scale": False},
+        {"mask_and_scale": {"packed": False}},
+        {"decode_times": False},
+        {"decode_times": xr.coders.CFDatetimeCoder(time_unit="s")},
+        {"decode_timedelta": False},
+        {"decode_coords": False},
+        {"decode_coords": "all"},
+        {"drop_variables": ["packed", "lat"]},
+        {"consolidated": False},
+        {"create_default_indexes": False},
+        {"cache": False},
+        {"mode": "r+"},
+    ],
+    ids=repr,
+)
+def test_parameters_mean_what_they_mean_to_engine_zarr(store: str, kwargs: dict[str, Any]) -> None:
+    assert_same(open_here(store, **kwargs), xr.open_dataset(store, engine="zarr", **kwargs))
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        lambda ds: ds.isel(time=0),
+        lambda ds: ds.isel(time=slice(None, None, -2), lon=[3, 0, 0]),
+        lambda ds: ds.isel(lat=[2, 0], lon=[3, 1]),
+        lambda ds: ds.isel(lat=xr.DataArray([2, 0], dims="point"), lon=xr.DataArray([3, 1], dims="point")),
+        lambda ds: ds.sel(lat=20.0, time=slice("2001-02-04", None)),
+        lambda ds: ds.isel(time=[]),
+        lambda ds: ds.isel(time=slice(1, 3)).isel(lat=xr.DataArray([[0, 1], [1, 2]], dims=("a", "b"))),
+        lambda ds: ds.transpose(),
+        lambda ds: ds.where(ds.lat > 15, drop=True),
+    ],
+)
+def test_selections(store: str, select: Any) -> None:
+    xr.testing.assert_identical(select(open_here(store)), select(xr.open_dataset(store, engine="zarr")))
+
+
+def test_scalars_of_fill_value_are_masked_by_zarr_format(tmp_path: Path) -> None:
+    for zarr_format in (2, 3):
+        path = str(tmp_path / f"{zarr_format}.zarr")
+        group = zarr.open_group(path, mode="w", zarr_format=zarr_format)
+        attributes = {"_ARRAY_DIMENSIONS": ["x"]} if zarr_format == 2 else {}
+        names = {"dimension_names": ["x"]} if zarr_format == 3 else {}
+        group.create_array("v", data=np.arange(3, dtype="i2"), fill_value=1, attributes=attributes, **names)
+        for asked in (None, True, False):
+            masked = zarr_format == 2 if asked is None else asked
+            opened = open_here(path, consolidated=False, use_zarr_fill_value_as_mask=asked)
+            np.testing.assert_array_equal(opened.v, [0, np.nan if masked else 1, 2])
+            assert opened.v.dtype == (np.float32 if masked else np.int16)
+
+
+def test_groups_and_trees(tmp_path: Path) -> None:
+    path = str(tmp_path / "tree.zarr")
+    tree = xr.DataTree.from_dict(
+        {"/": example(), "/a": example().isel(time=0), "/a/b": example().isel(lat=0, drop=True)}
+    )
+    tree.to_zarr(path)
+    for group in (None, "/", "a", "/a", "a/b"):
+        expected = xr.open_datatree(path, engine="zarr", group=group)
+        xr.testing.assert_identical(xr.open_datatree(path, engine=ENGINE, device="cpu", group=group), expected)
+        groups = xr.open_groups(path, engine=ENGINE, device="cpu", group=group)
+        wanted = xr.open_groups(path, engine="zarr", group=group)
+        assert set(groups) == set(wanted)
+        for name in wanted:
+            assert_same(groups[name], wanted[name])
+        assert_same(open_here(path, group=group), xr.open_dataset(path, engine="zarr", group=group))
+
+
+def test_closing_a_tree_closes_its_stores(tmp_path: Path) -> None:
+    path = str(tmp_path / "tree.zarr")
+    xr.DataTree.from_dict({"/": example(), "/a": example()}).to_zarr(path)
+    closed = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(xgpuzarr.xarray_backend._Store, "close", lambda store: closed.append(store.zarr_group.path))
+        xr.open_datatree(path, engine=ENGINE, device="cpu").close()
+    assert sorted(closed) == ["", "a"]
+
+
+class CountingStore(WrapperStore[MemoryStore]):
+    """Counts what is asked of a store."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.asked: list[str] = []
+
+    async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
+        self.asked.append(key)
+        return await super().get(key, *args, **kwargs)
+
+    def with_read_only(self, read_only: bool = False) -> CountingStore:  # noqa: ARG002
+        return self
+
+
+@pytest.mark.parametrize("consolidated", [True, False])
+def test_opening_asks_the_store_for_no_more_than_engine_zarr_does(consolidated: bool) -> None:
+    inner = MemoryStore()
+    example().to_zarr(inner, encoding=ENCODING, consolidated=consolidated)
+    asked = []
+    for kwargs in ({"engine": "zarr"}, {"engine": ENGINE, "device": "cpu"}):
+        counting = CountingStore(inner)
+        xr.open_dataset(counting, consolidated=consolidated, **kwargs)
+        asked.append(sorted(counting.asked))
+    assert asked[1] == asked[0]
+
+
+def test_a_selection_reads_its_chunks_only() -> None:
+    inner = MemoryStore()
+    example().to_zarr(inner, encoding=ENCODING)
+    counting = CountingStore(inner)
+    opened = open_here(counting)
+    counting.asked.clear()
+    opened.plain.isel(time=0, lon=slice(1, 4)).variable.load()
+    opened.plain.isel(time=0)[:, 4].variable.load()
+    assert sorted(counting.asked) == ["plain/c/0/0/0", "plain/c/0/0/1", "plain/c/0/0/2"]
+
+
+@pytest.mark.usefixtures("fake_device")
+def test_values_go_where_they_belong(store: str) -> None:
+    opened = open_here(store, device="cuda")
+    on_device = {name for name, v in opened.variables.items() if isinstance(v.data, FakeDeviceArray)}
+    assert on_device == ON_DEVICE
+    expected = xr.open_dataset(store, engine="zarr")
+    for name, variable in opened.variables.items():
+        assert isinstance(variable.data, (FakeDeviceArray, np.ndarray))
+        np.testing.assert_array_equal(variable.to_numpy(), expected.variables[name])
+    assert_same(opened.as_numpy(), expected)
+
+
+@pytest.mark.parametrize("decode_coords", [False, "all"])
+@pytest.mark.usefixtures("fake_device")
+def test_bounds_and_coordinates_stay_on_the_host_however_they_are_decoded(store: str, decode_coords: Any) -> None:
+    opened = open_here(store, device="cuda", decode_coords=decode_coords)
+    assert {n for n, v in opened.variables.items() if isinstance(v.data, FakeDeviceArray)} == ON_DEVICE
+
+
+@pytest.mark.usefixtures("fake_device")
+def test_the_device_keeps_nothing_that_the_user_dropped(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[FakeDeviceArray]] = []
+    init = FakeDeviceArray.__init__
+    monkeypatch.setattr(
+        FakeDeviceArray, "__init__", lambda self, host: (init(self, host), made.append(weakref.ref(self)))[0]
+    )
+    opened = open_here(store, device="cuda")
+    for dataset in (opened, opened.isel(time=slice(2)), opened.copy(), opened[["plain"]].rename(plain="p")):
+        for variable in dataset.data_vars.values():
+            total = variable.sum() if variable.dtype.kind == "f" else variable.data
+            repr(variable)
+            del total
+    gc.collect()
+    assert made
+    assert not any(reference() is not None for reference in made)
+    kept = opened.plain.load()
+    assert [array for reference in made if (array := reference()) is not None] == [kept.variable._data]
+
+
+def test_host_variables_are_read_once(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, keys = GpuZarrBackendArray.__getitem__, []
+    monkeypatch.setattr(GpuZarrBackendArray, "__getitem__", lambda self, key: (keys.append(key), read(self, key))[1])
+    opened = open_here(store)
+    keys.clear()
+    np.testing.assert_array_equal(opened.plain.values, opened.plain.values)
+    assert len(keys) == 1
+
+
+@pytest.mark.usefixtures("fake_device")
+def test_arithmetic_stays_on_the_device(store: str) -> None:
+    opened, expected = open_here(store, device="cuda"), xr.open_dataset(store, engine="zarr")
+
+    def compute(ds: xr.Dataset) -> xr.DataArray:
+        return ((ds.plain - ds.packed.mean("time")) * 2).where(ds.flag).isel(lon=[1, 2]).max("lat")
+
+    result = compute(opened)
+    assert isinstance(result.data, FakeDeviceArray)
+    xr.testing.assert_allclose(result.as_numpy(), compute(expected))
+
+
+@pytest.mark.usefixtures("fake_device")
+def test_the_way_to_the_host_is_named(store: str) -> None:
+    opened = open_here(store, device="cuda")
+    with pytest.raises(TypeError, match=r"on the device and NumPy was asked for; .*\.as_numpy\(\)"):
+        np.asarray(opened.plain)
+    assert isinstance(opened.plain.to_numpy(), np.ndarray)
+    assert isinstance(opened.as_numpy().plain.data, np.ndarray)
+
+
+@pytest.mark.usefixtures("fake_device")
+def test_assigning_to_a_lazy_variable_changes_it_alone(store: str) -> None:
+    opened = open_here(store, device="cuda")
+    before = opened.plain.to_numpy()
+    other = opened.copy(deep=True)
+    opened.plain[0, 1] = -5
+    changed = opened.plain.to_numpy()
+    np.testing.assert_array_equal(changed[0, 1], np.full(5, -5))
+    np.testing.assert_array_equal(changed[1:], before[1:])
+    np.testing.assert_array_equal(other.plain.to_numpy(), before)
+    np.testing.assert_array_equal(open_here(store, device="cuda").plain.to_numpy(), before)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.usefixtures("fake_device")
+def test_pickles_are_small_and_read_the_same(store: str, device: str) -> None:
+    opened = open_here(store, device=device)
+    pickled = pickle.dumps(opened)
+    restored = pickle.loads(pickled)
+    assert_same(restored.as_numpy(), opened.as_numpy())
+    assert isinstance(restored.plain.data, FakeDeviceArray if device == "cuda" else np.ndarray)
+    array = open_here(store, device=device).packed.isel(time=0).variable._data
+    while not isinstance(array, GpuZarrBackendArray):
+        array = array.array
+    assert len(pickle.dumps(array)) < 1000
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.usefixtures("fake_device")
+def test_loading_asynchronously(store: str, device: str) -> None:
+    opened = open_here(store, device=device).isel(lat=[2, 0], lon=xr.DataArray([1, 2], dims="point"))
+    loaded = asyncio.run(opened.load_async())
+    assert isinstance(loaded.packed.data, FakeDeviceArray if device == "cuda" else np.ndarray)
+    expected = xr.open_dataset(store, engine="zarr").isel(lat=[2, 0], lon=xr.DataArray([1, 2], dims="point"))
+    xr.testing.assert_identical(loaded.as_numpy(), expected)
+
+
+def test_printing_reads_no_values(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_here(store)
+    monkeypatch.setattr(GpuZarrBackendArray, "__getitem__", None)
+    assert "packed" in repr(opened)
+    assert "packed" in opened._repr_html_()
+    assert "..." in repr(opened.packed)
+
+
+def test_nobody_else_s_stores_are_taken(store: str) -> None:
+    assert not GpuZarrBackendEntrypoint().guess_can_open(store)
+
+
+def test_a_store_that_is_not_there(tmp_path: Path) -> None:
+    missing = str(tmp_path / "no such.zarr")
+    with pytest.raises(FileNotFoundError, match=r"no such\.zarr"):
+        open_here(missing)
+    with pytest.raises(FileNotFoundError, match=r"no such\.zarr"):
+        xr.open_datatree(missing, engine=ENGINE, device="cpu")
+
+
+def test_a_group_that_is_not_there(store: str) -> None:
+    with pytest.raises(KeyError, match="nowhere"):
+        open_here(store, group="nowhere")
+
+
+@pytest.mark.usefixtures("fake_device")
+def test_route_device_is_for_data_variables(store: str) -> None:
+    with pytest.raises(UnsupportedError, match="route='device' was asked for"):
+        open_here(store, options=ReadOptions(route="device"))
+
+
+def test_an_unknown_device_is_refused(store: str) -> None:
+    with pytest.raises(ValueError, match="device must be 'auto', 'cuda' or 'cpu', got 'gpu'"):
+        open_here(store, device="gpu")
+
+
+def test_listing_engines_loads_neither_zarr_nor_cuda() -> None:
+    code = (
+        "import sys, xgpuzarr.xarray_backend; "
+        "print([m for m in ('zarr', 'dask', 'cupy', 'kvikio', 'numcodecs', 'nvidia') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.gpu
+def test_identical_to_engine_zarr_on_the_device(store: str) -> None:
+    import cupy
+
+    opened = open_here(store, device="cuda")
+    assert {name for name, v in opened.variables.items() if isinstance(v.data, cupy.ndarray)} == ON_DEVICE
+    assert_same(opened.as_numpy(), xr.open_dataset(store, engine="zarr"))

@@ -1,0 +1,162 @@
+"""How do stored values become the numbers that CF attributes describe, wherever they are?
+
+xarray reads the attributes and decides what is to be done, in which dtype and order; `Cast`, `Mask` and `Scale` are
+those steps, and `decode` carries them out on NumPy or CuPy arrays with the same operations, so with the same bits.
+A step that could differ between the two says so in its `host_reason`, and its variable stays on the host.
+
+Formula and attributes: CF conventions, sections 2.5.1 "Missing data" and 8.1 "Packed data".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Cast", "Mask", "Scale", "Step", "decode", "host_reason"]
+
+DEVICE_KINDS = "biufc"
+"""Kinds of dtype that CuPy has: bool, int, unsigned, float, complex."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Reinterpret as unsigned, or turn 0 and 1 into booleans: a plain conversion.
+
+    Attributes
+    ----------
+    dtype
+        dtype of the result.
+    """
+
+    dtype: np.dtype[Any]
+
+    def apply(self, data: Any) -> Any:
+        """Convert `data`; without a copy if nothing changes."""
+        return data.astype(self.dtype, copy=False)
+
+    def host_reason(self, dtype: np.dtype[Any]) -> str:
+        """Why values of `dtype` must take this step on the host; "" if they need not."""
+        return _cast_reason(dtype, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Convert, then replace every fill value.
+
+    Attributes
+    ----------
+    dtype
+        dtype of the result.
+    fill_values
+        Scalars to replace, compared after the conversion. A Python scalar takes the dtype of the data, a NumPy scalar
+        keeps its own (NEP 50).
+    replacement
+        What takes their place: a NaN.
+    """
+
+    dtype: np.dtype[Any]
+    fill_values: tuple[Any, ...]
+    replacement: Any
+
+    def apply(self, data: Any) -> Any:
+        """Mask a converted copy of `data`."""
+        data = data.astype(self.dtype, copy=True)
+        filled = False
+        for fill_value in self.fill_values:
+            common = np.result_type(self.dtype, fill_value)
+            filled = filled | (data.astype(common, copy=False) == common.type(fill_value))
+        data[filled] = self.dtype.type(self.replacement)
+        return data
+
+    def host_reason(self, dtype: np.dtype[Any]) -> str:
+        """Why values of `dtype` must take this step on the host; "" if they need not."""
+        if any(np.asarray(value).dtype.kind not in DEVICE_KINDS for value in self.fill_values):
+            return f"fill values {self.fill_values} are not all numbers"
+        if self.dtype.kind not in "fc":
+            return f"{self.dtype} has no NaN for masked values"
+        return _cast_reason(dtype, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Convert, multiply by a factor, then add an offset; each rounds on its own, as in NumPy.
+
+    Attributes
+    ----------
+    dtype
+        dtype of the result.
+    factor, offset
+        Scalars, or None where the attribute is absent.
+    """
+
+    dtype: np.dtype[Any]
+    factor: Any
+    offset: Any
+
+    def apply(self, data: Any) -> Any:
+        """Scale a converted copy of `data`."""
+        data = data.astype(self.dtype, copy=True)
+        if self.factor is not None:
+            data *= self.dtype.type(self.factor)
+        if self.offset is not None:
+            data += self.dtype.type(self.offset)
+        return data
+
+    def host_reason(self, dtype: np.dtype[Any]) -> str:
+        """Why values of `dtype` must take this step on the host; "" if they need not."""
+        for value in (self.factor, self.offset):
+            if value is None:
+                continue
+            if np.asarray(value).dtype.kind not in "iuf" or np.result_type(self.dtype, value) != self.dtype:
+                return f"{value!r} does not scale values of dtype {self.dtype}"
+        if self.dtype.kind == "c":
+            return "complex values are scaled on the host"
+        return _cast_reason(dtype, self.dtype)
+
+
+Step = Cast | Mask | Scale
+
+
+def decode(data: Any, steps: Iterable[Step]) -> Any:
+    """Apply the steps in order.
+
+    Parameters
+    ----------
+    data
+        NumPy or CuPy array of stored values; not changed.
+    steps
+        What to do, first step first.
+
+    Returns
+    -------
+    array
+        Of the same kind as `data`, in the same memory, ordered on the current stream; `data` itself without steps.
+    """
+    for step in steps:
+        data = step.apply(data)
+    return data
+
+
+def host_reason(dtype: np.dtype[Any], steps: Iterable[Step]) -> str:
+    """Why values of `dtype` must be decoded by xarray on the host; "" if the device gives the same bits."""
+    for step in steps:
+        reason = step.host_reason(dtype)
+        if reason:
+            return reason
+        dtype = step.dtype
+    return ""
+
+
+def _cast_reason(source: np.dtype[Any], target: np.dtype[Any]) -> str:
+    """C leaves float to integer undefined for values out of range: host and device differ there."""
+    for dtype in (source, target):
+        if dtype.kind not in DEVICE_KINDS:
+            return f"the device has no {dtype} dtype"
+    if target.kind == "b" or source.kind in "biu" or np.can_cast(source, target, "same_kind"):
+        return ""
+    return f"converting {source} to {target} is not the same on every machine"

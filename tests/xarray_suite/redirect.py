@@ -11,9 +11,14 @@ import functools
 import os
 import sys
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
+import zarr
 from _pytest.fixtures import FixtureFunctionDefinition
 from xarray.backends import api, plugins
+from zarr.core.indexing import AsyncOIndex, AsyncVIndex
+
+from xgpuzarr.xarray_backend import GpuZarrBackendArray
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +30,9 @@ ENGINE = os.environ.get("XGPUZARR_SUITE_ENGINE", "gpuzarr")
 
 # The other opening functions (open_zarr, open_dataarray, open_mfdataset, load_*) call one of these.
 OPENERS = ("open_dataset", "open_datatree", "open_groups")
+
+# Their method `getitem` is where xarray's Zarr backend awaits values.
+ASYNC_READERS = (zarr.AsyncArray, AsyncOIndex, AsyncVIndex)
 
 
 class Redirection:
@@ -49,6 +57,7 @@ class Redirection:
                 if getattr(module, name, None) is original:
                     monkeypatch.setattr(module, name, redirected)
         monkeypatch.setattr(plugins, "get_backend", _refuse_zarr(plugins.get_backend))
+        monkeypatch.setattr(patch, "object", _watch_our_async_reads(patch.object))
 
     def _redirect(self, opener: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(opener)
@@ -70,6 +79,19 @@ def _refuse_zarr(get_backend: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return get_backend(engine)
 
     return refusing
+
+
+def _watch_our_async_reads(patch_object: Callable[..., Any]) -> Callable[..., Any]:
+    """Let tests that count the asynchronous reads of zarr-python's arrays count those of the engine's arrays."""
+
+    @functools.wraps(patch_object)
+    def watching(target: Any, attribute: str, *args: Any, **kwargs: Any) -> Any:
+        if target in ASYNC_READERS and attribute == "getitem":
+            target, attribute = GpuZarrBackendArray, "async_getitem"
+            kwargs["side_effect"] = GpuZarrBackendArray.async_getitem
+        return patch_object(target, attribute, *args, **kwargs)
+
+    return watching
 
 
 def tests_and_fixtures(module: ModuleType) -> dict[str, Any]:

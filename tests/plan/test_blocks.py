@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xgpuzarr.plan.blocks import aligned_length, block_shape, block_unit, first_cut
+from xgpuzarr.plan.blocks import aligned_length, block_shape, block_unit, first_cut, select_blocks
 
 MIB = 1 << 20
 
@@ -126,3 +126,22 @@ def test_first_cut(lengths, unit, cut):
 )
 def test_aligned_length(length, unit, axis_length, expected):
     assert aligned_length(length, unit, axis_length) == expected
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=8),
+    st.builds(
+        slice, *[st.one_of(st.none(), st.integers(-30, 30))] * 2, st.sampled_from([None, 1, 2, 5, 40, -1, -3, -40])
+    ),
+)
+def test_select_blocks(lengths, key):
+    selected = range(sum(lengths))[key]
+    block_of = np.repeat(np.arange(len(lengths)), lengths)
+    blocks = list(dict.fromkeys(block_of[list(selected)].tolist()))
+    parts, n_touched = select_blocks(lengths, selected)
+    assert parts == (tuple(block_of[list(selected)].tolist().count(b) for b in blocks) or (0,))
+    assert n_touched == sum(lengths[b] for b in blocks)
+
+
+def test_select_blocks_goes_through_blocks_not_indices():
+    assert select_blocks((10**12, 10**12), range(5, 2 * 10**12, 2)) == ((499_999_999_998, 500_000_000_000), 2 * 10**12)

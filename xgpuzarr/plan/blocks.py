@@ -8,6 +8,7 @@ A block is whole chunks, or whole shards, near a target of decoded bytes:
    Axes that are stored one by one (time steps, levels) grow after those, the first of them first. Doubling makes
    blocks of different variables nest, so that arithmetic between them cuts no block.
 3. `first_cut` finds where a block grid cuts the unit; `aligned_length` says what would not.
+4. `select_blocks` gives the blocks of a selection.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import math
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from xgpuzarr.plan.layout import ArrayLayout
 
-__all__ = ["aligned_length", "block_shape", "block_unit", "first_cut"]
+__all__ = ["aligned_length", "block_shape", "block_unit", "first_cut", "select_blocks"]
 
 
 def block_shape(layout: ArrayLayout, target_bytes: int, *, itemsize: int | None = None) -> tuple[int, ...]:
@@ -78,6 +81,34 @@ def first_cut(lengths: Sequence[int], unit: int) -> int | None:
 def aligned_length(length: int, unit: int, axis_length: int) -> int:
     """Multiple of `unit` nearest to a block length, and no longer than the axis."""
     return min(max(1, round(length / unit)) * unit, axis_length)
+
+
+def select_blocks(lengths: Sequence[int], selected: range) -> tuple[tuple[int, ...], int]:
+    """Cut the blocks along an axis down to a selection of indices.
+
+    Parameters
+    ----------
+    lengths
+        Lengths of the blocks.
+    selected
+        Indices along the axis, in any direction.
+
+    Returns
+    -------
+    selected_lengths
+        Lengths of the parts, in the order of `selected`; (0,) if nothing is selected.
+    n_touched
+        Elements along the axis of the blocks that hold any of it.
+    """
+    if not selected:
+        return (0,), 0
+    forward = selected if selected.step > 0 else selected[::-1]
+    stops = np.cumsum(lengths)
+    n_before_stop = np.clip(-((forward.start - stops) // forward.step), 0, len(forward))
+    counts = np.diff(n_before_stop, prepend=0)
+    touched = counts > 0
+    parts = counts[touched] if selected.step > 0 else counts[touched][::-1]
+    return tuple(parts.tolist()), int(np.asarray(lengths)[touched].sum())
 
 
 def _axis_to_grow(block: Sequence[int], unit: Sequence[int], shape: Sequence[int]) -> int | None:

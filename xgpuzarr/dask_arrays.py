@@ -1,0 +1,301 @@
+"""How does a Zarr array become a dask array whose blocks are on the device? The only file on dask's internals.
+
+`from_zarr` opens an array and hands it to `to_dask`, as the xarray engine does with its variables: one code path.
+
+* A block is one read: whole chunks or shards near `ReadOptions.target_block_bytes` (`xgpuzarr.plan.blocks`).
+* The task function is dask's own `getter`, because dask fuses only its own functions with the slices that follow:
+  ``x[0, ::2]`` then reads what it touches, not whole blocks. It is told not to call `numpy.asarray`.
+* The graph is one lazy Blockwise layer; it takes the same time for one block as for a million.
+* Tasks hold a `BlockSource`. It opens nothing until its first read, because the scheduler unpickles graphs, and that
+  may see neither the store nor a device.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import socket
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+from xgpuzarr.array import open_array
+from xgpuzarr.errors import ChunkReadError, MissingDependencyError, UnsupportedError
+from xgpuzarr.options import ReadOptions
+from xgpuzarr.plan.blocks import aligned_length, block_shape, block_unit, first_cut
+from xgpuzarr.system import device_problem
+
+try:
+    import cloudpickle  # type: ignore[import-untyped]
+    import dask.array
+    from dask.array.core import normalize_chunks
+    from dask.base import tokenize
+except ModuleNotFoundError as error:
+    raise MissingDependencyError(f"{error.name} is not installed: pip install 'xgpuzarr[dask]'") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xgpuzarr.opening import StoreLike
+    from xgpuzarr.options import Device
+    from xgpuzarr.plan.layout import ArrayLayout
+
+__all__ = ["BlockSource", "LazyArray", "Lengths", "block_lengths", "from_zarr", "to_dask", "warn_of_cuts"]
+
+
+Chunks = Literal["auto"] | int | tuple[Any, ...] | Mapping[int, Any]
+Lengths = tuple[tuple[int, ...], ...]
+"""Lengths of the blocks along each axis, as dask has them."""
+
+
+class LazyArray(Protocol):
+    """What blocks are read from: an array that reads what it is indexed with.
+
+    It pickles into a place and parameters, and has a deterministic `__dask_tokenize__`.
+    """
+
+    @property
+    def name(self) -> str:
+        """Path of the array in its store."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape, in elements."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """dtype of results."""
+
+    @property
+    def device(self) -> str:
+        """Where results live: "cuda" or "cpu"."""
+
+    def __getitem__(self, key: Any) -> Any: ...
+
+
+def from_zarr(
+    store: StoreLike,
+    path: str = "",
+    *,
+    chunks: Chunks = "auto",
+    device: Device = "auto",
+    options: ReadOptions | None = None,
+    zarr_format: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> dask.array.Array:
+    """Make a dask array of one array of a Zarr store; only metadata is read.
+
+    Parameters
+    ----------
+    store
+        A folder, a `.zip` file, a URL, or a zarr-python store. Workers must reach it under the same name.
+    path
+        Path of the array inside the store; "" when the store is the array.
+    chunks
+        Shape of the blocks. "auto": whole chunks or shards near `ReadOptions.target_block_bytes`. An int, a tuple or a
+        dict of axes as in `dask.array.from_array`; axes that it leaves out or calls "auto" get the default. Blocks
+        that cut chunks or shards give a warning that names a better length.
+    device
+        "cuda": blocks are CuPy arrays, each on the device of the worker that reads it. "cpu": NumPy arrays. "auto":
+        what this process has. A process without a device can build the graph for workers that have one with "cuda".
+    options, zarr_format, storage_options
+        As in `xgpuzarr.open_array`.
+
+    Returns
+    -------
+    dask.array.Array
+        Lazy, of the array's dtype in native byte order.
+
+    Raises
+    ------
+    FileNotFoundError, MetadataError, UnsupportedError
+        As `xgpuzarr.open_array`; also if dask's `array.query-planning` is on.
+
+    Examples
+    --------
+    >>> import xgpuzarr
+    >>> t2m = xgpuzarr.from_zarr("era5.zarr", "t2m")  # doctest: +SKIP
+    >>> t2m[:, 100:200].mean(axis=0).compute()  # doctest: +SKIP
+    """
+    options = options or ReadOptions()
+    array = open_array(
+        store, path=path, device=device, options=options, zarr_format=zarr_format, storage_options=storage_options
+    )
+    target_bytes = options.target_block_bytes
+    lengths = block_lengths(chunks, array.shape, array.dtype, array.layout, target_bytes)
+    if array.layout is not None:
+        warn_of_cuts(array.layout, lengths, range(array.ndim), target_bytes)
+    return to_dask(array, lengths)
+
+
+def to_dask(array: LazyArray, chunks: Lengths) -> dask.array.Array:
+    """Make a dask array that reads `array` block by block.
+
+    Parameters
+    ----------
+    array
+        What to read from.
+    chunks
+        Lengths of the blocks along each axis.
+
+    Raises
+    ------
+    UnsupportedError
+        dask's `array.query-planning` is on.
+    """
+    if dask.array.array_expr_enabled():
+        raise UnsupportedError(
+            "dask's array.query-planning is on, and it does not push selections down to reads; "
+            "set it to False before dask.array is imported"
+        )
+    source = BlockSource(array)
+    token = tokenize(source, str(chunks))  # a string is hashed faster than 10^5 numbers
+    return dask.array.from_array(  # type: ignore[no-untyped-call, no-any-return]
+        source,
+        chunks=chunks,
+        name=f"{array.name or 'zarr'}-{token}",
+        lock=False,
+        asarray=False,
+        meta=_meta(array),
+        inline_array=True,
+    )
+
+
+class BlockSource:
+    """The array that every task of a dask array holds; made by `to_dask`.
+
+    Parameters
+    ----------
+    array
+        What to read from.
+    """
+
+    __slots__ = ("_array", "_pickled", "_token", "dtype", "shape")
+
+    def __init__(self, array: LazyArray) -> None:
+        self._array: LazyArray | None = array
+        self._pickled: bytes | None = None
+        self._token: str = tokenize(array)
+        self.shape = array.shape
+        self.dtype = array.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    def __getitem__(self, key: Any) -> Any:
+        if self._array is None:
+            self._array = self._open()
+        return self._array[key]
+
+    def _open(self) -> LazyArray:
+        assert self._pickled is not None
+        try:
+            return pickle.loads(self._pickled)  # type: ignore[no-any-return]  # noqa: S301  # of our own making
+        except OSError as error:
+            raise ChunkReadError(f"{_this_process()} cannot open what the client opened: {error}") from error
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        if self._pickled is None:
+            self._pickled = cloudpickle.dumps(self._array)
+        return self._pickled, self._token, self.shape, self.dtype
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._array = None
+        self._pickled, self._token, self.shape, self.dtype = state
+
+    def __dask_tokenize__(self) -> str:
+        return self._token
+
+
+def warn_of_cuts(layout: ArrayLayout, chunks: Lengths, axes: Sequence[Any], target_bytes: int) -> None:
+    """Warn where blocks cut chunks or shards, which are then read and decoded more than once.
+
+    Parameters
+    ----------
+    layout
+        The stored array.
+    chunks
+        Lengths of the blocks along each axis.
+    axes
+        What to call the axes: dimension names, or numbers.
+    target_bytes
+        `ReadOptions.target_block_bytes`: shards above it may be cut between their chunks.
+    """
+    unit = block_unit(layout, target_bytes)
+    kind = "shards" if layout.shard_levels else "chunks"
+    for axis, lengths in enumerate(chunks):
+        cut = first_cut(lengths, unit[axis])
+        if cut is not None and 0 not in layout.shape:
+            better = aligned_length(max(lengths), unit[axis], layout.shape[axis])
+            warnings.warn(
+                f"blocks cut stored {kind} of {unit[axis]} along {axes[axis]!r}, first at index {cut}; each one cut is "
+                f"read and decoded for every block that has part of it. Use a multiple of {unit[axis]}, such as "
+                f"chunks={{{axes[axis]!r}: {better}}}",
+                stacklevel=2,
+                skip_file_prefixes=_packages_between(),
+            )
+
+
+def _packages_between() -> tuple[str, ...]:
+    """Folders whose code only passes `chunks` on; a warning about it belongs to the line that asked for it."""
+    modules = (sys.modules.get(name) for name in ("xgpuzarr", "xarray", "dask"))
+    return tuple(str(Path(module.__file__).parent) for module in modules if module and module.__file__)
+
+
+def block_lengths(
+    chunks: Chunks, shape: tuple[int, ...], dtype: np.dtype[Any], layout: ArrayLayout | None, target_bytes: int
+) -> Lengths:
+    """Give every axis that `chunks` leaves open its default, and write all lengths out."""
+    if isinstance(chunks, str) and chunks != "auto":
+        raise ValueError(f"chunks must be 'auto', an int, a tuple or a dict of axes, got {chunks!r}")
+    if layout is None:  # zarr-python reads the array, by a grid that is not regular
+        chunks = -1 if dtype.hasobject and chunks == "auto" else chunks
+        return normalize_chunks(chunks, shape, dtype=dtype)  # type: ignore[no-untyped-call, no-any-return]
+    default = block_shape(layout, target_bytes)
+    if isinstance(chunks, Mapping):
+        unknown = [axis for axis in chunks if axis not in range(len(shape))]
+        if unknown:
+            raise ValueError(f"chunks names axes {unknown}, but the array has axes 0 to {len(shape) - 1}")
+        wanted = tuple(chunks.get(axis, "auto") for axis in range(len(shape)))
+    else:
+        wanted = chunks if isinstance(chunks, tuple) else (chunks,) * len(shape)
+    if len(wanted) != len(shape):
+        raise ValueError(f"chunks has {len(wanted)} lengths, but the array has {len(shape)} axes")
+    filled = tuple(default[axis] if want in ("auto", None) else want for axis, want in enumerate(wanted))
+    return normalize_chunks(filled, shape, dtype=dtype)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _meta(array: LazyArray) -> Any:
+    """Zero-size array of the blocks' type; of NumPy's in a process that cannot make CuPy's."""
+    xp = _cupy() if array.device == "cuda" else np
+    return xp.empty((0,) * len(array.shape), dtype=array.dtype)
+
+
+@functools.cache
+def _cupy() -> Any:
+    if device_problem():
+        return np
+    import cupy
+
+    return cupy
+
+
+def _this_process() -> str:
+    """Name this process for somebody who reads an error message on another machine."""
+    host = socket.gethostname()
+    distributed = sys.modules.get("distributed")
+    if distributed is not None:
+        try:
+            worker = distributed.get_worker()
+        except ValueError:  # not in a task of a worker
+            pass
+        else:
+            return f"worker {worker.address} on host {host}"
+    return f"process {os.getpid()} on host {host}"

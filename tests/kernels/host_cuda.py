@@ -20,7 +20,17 @@ from xgpuzarr.kernels.compile import COMPILE_OPTIONS
 
 KERNELS = Path(xgpuzarr.kernels.__file__).parent
 SHIM = Path(__file__).parent / "shim.h"
-FLAGS = ("-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fno-strict-aliasing", "-fno-omit-frame-pointer")
+FLAGS = (
+    "-std=c++17",
+    "-O1",
+    "-g",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-unknown-pragmas",
+    "-fno-strict-aliasing",
+    "-fno-omit-frame-pointer",
+)
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 _DRIVER = """

@@ -21,23 +21,23 @@ struct alignas(16) u128 {
 
 // A run of memory that knows its length. Kernels reach memory only through it: a load outside gives zero, a store outside is
 // dropped, so a wrong offset can never touch another buffer.
-template <class T>
+template <class T, class Size = i64>
 struct Span {
     T* data;
-    i64 size;
+    Size size;
 
-    XGZ_FN bool holds(i64 start, i64 count) const {
+    XGZ_FN bool holds(Size start, Size count) const {
         return start >= 0 && count >= 0 && start <= size && count <= size - start;
     }
 
     // The part [start, start + count), or an empty span where that is not inside.
-    XGZ_FN Span part(i64 start, i64 count) const {
+    XGZ_FN Span part(Size start, Size count) const {
         return holds(start, count) ? Span{data + start, count} : Span{data, 0};
     }
 
-    XGZ_FN T load(i64 index) const { return index >= 0 && index < size ? data[index] : T(); }
+    XGZ_FN T load(Size index) const { return index >= 0 && index < size ? data[index] : T(); }
 
-    XGZ_FN void store(i64 index, T value) const {
+    XGZ_FN void store(Size index, T value) const {
         if (index >= 0 && index < size) data[index] = value;
     }
 };
@@ -105,6 +105,15 @@ XGZ_FN i64 mirrored_unit(i64 index, i32 word_nbytes, i32 unit_nbytes) {
 XGZ_FN void report(Span<i32> status, i32 code) { status.store(0, code); }
 
 XGZ_FN i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
+
+XGZ_FN i64 round_up(i64 value, i64 multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Little-endian integers at any alignment.
+XGZ_FN u32 load_u16(Bytes bytes, i64 at) { return bytes.load(at) | bytes.load(at + 1) << 8; }
+XGZ_FN u32 load_u32(Bytes bytes, i64 at) { return load_u16(bytes, at) | load_u16(bytes, at + 2) << 16; }
+XGZ_FN u64 load_u64(Bytes bytes, i64 at) {
+    return load_u32(bytes, at) | static_cast<u64>(load_u32(bytes, at + 4)) << 32;
+}
 
 // Copies equally long runs, thread `first` of `stride` threads doing its share. The destination is written in aligned words;
 // a source that is not aligned with it is read in aligned words too, two to each word written.

@@ -41,14 +41,18 @@ if TYPE_CHECKING:
 __all__ = [
     "SLOT_FILL",
     "SLOT_SKIP",
+    "Column",
+    "check_bytes",
     "check_guards",
     "check_status",
     "copy_bytes",
+    "device_column",
     "fill_slices",
     "gather_elements",
     "launch",
     "new_status",
     "scatter_slices",
+    "tiles_of",
     "write_guards",
 ]
 
@@ -133,20 +137,20 @@ def scatter_slices(
     if n_chunks == 0 or out.size == 0:
         return
     axes = _axis_table(out, step, chunk_shape, chunk_strides)
-    tiles = _tiles(chunk_nbytes)
+    tiles = tiles_of(chunk_nbytes)
     launch(
         kernel_function(_SOURCE, "scatter_slices"),
         n_chunks * tiles,
         _threads(chunk_nbytes),
         batch,
         np.int64(batch.nbytes),
-        None if chunk_offset is None else _column(chunk_offset, (n_chunks,)),
+        None if chunk_offset is None else device_column(chunk_offset, (n_chunks,)),
         np.int64(chunk_nbytes),
         out,
         np.int64(out.nbytes),
-        _column(out_start, (n_chunks, out.ndim)),
-        _column(count, (n_chunks, out.ndim)),
-        _column(inner_start, (n_chunks, out.ndim)),
+        device_column(out_start, (n_chunks, out.ndim)),
+        device_column(count, (n_chunks, out.ndim)),
+        device_column(inner_start, (n_chunks, out.ndim)),
         np.int64(n_chunks),
         axes,
         np.int32(out.ndim),
@@ -179,7 +183,7 @@ def fill_slices(
         return
     strides = [stride // out.itemsize for stride in out.strides]
     pattern = _fill_pattern(fill_value, out.dtype)
-    tiles = _tiles(out.nbytes // n_regions)
+    tiles = tiles_of(out.nbytes // n_regions)
     launch(
         kernel_function(_SOURCE, "fill_slices"),
         n_regions * tiles,
@@ -188,8 +192,8 @@ def fill_slices(
         np.int64(pattern.nbytes),
         out,
         np.int64(out.nbytes),
-        _column(out_start, (n_regions, out.ndim)),
-        _column(count, (n_regions, out.ndim)),
+        device_column(out_start, (n_regions, out.ndim)),
+        device_column(count, (n_regions, out.ndim)),
         np.int64(n_regions),
         _axis_table(out, [1] * out.ndim, out.shape, strides),
         np.int32(out.ndim),
@@ -247,7 +251,7 @@ def gather_elements(
     import cupy
 
     _check_out(out, word_nbytes)
-    _check_bytes(batch, "batch")
+    check_bytes(batch, "batch")
     if out.size == 0:
         return
     if slot.shape != (math.prod(n_group_rows),):
@@ -262,7 +266,7 @@ def gather_elements(
         256,
         batch,
         np.int64(batch.nbytes),
-        None if chunk_offset is None else _column(chunk_offset, (n_slots,)),
+        None if chunk_offset is None else device_column(chunk_offset, (n_slots,)),
         np.int64(n_slots),
         np.int64(chunk_nbytes),
         out,
@@ -305,12 +309,12 @@ def copy_bytes(
     status
         From `new_status`.
     """
-    _check_bytes(source, "source")
-    _check_bytes(out, "out")
+    check_bytes(source, "source")
+    check_bytes(out, "out")
     n_runs = len(nbytes)
     if n_runs == 0:
         return
-    tiles = _tiles(mean_nbytes)
+    tiles = tiles_of(mean_nbytes)
     launch(
         kernel_function(_SOURCE, "copy_bytes"),
         n_runs * tiles,
@@ -319,9 +323,9 @@ def copy_bytes(
         np.int64(source.nbytes),
         out,
         np.int64(out.nbytes),
-        _column(source_offset, (n_runs,)),
-        _column(out_offset, (n_runs,)),
-        _column(nbytes, (n_runs,)),
+        device_column(source_offset, (n_runs,)),
+        device_column(out_offset, (n_runs,)),
+        device_column(nbytes, (n_runs,)),
         np.int64(n_runs),
         np.int64(tiles),
         status,
@@ -330,7 +334,7 @@ def copy_bytes(
 
 def write_guards(buffer: cupy.ndarray, offset: Column, guard_nbytes: int, *, status: cupy.ndarray) -> None:
     """Write the guard pattern into ``buffer[offset[g] : offset[g] + guard_nbytes]`` for each g (uint8, int64 bytes)."""
-    _check_bytes(buffer, "buffer")
+    check_bytes(buffer, "buffer")
     n_guards = len(offset)
     if n_guards * guard_nbytes == 0:
         return
@@ -340,7 +344,7 @@ def write_guards(buffer: cupy.ndarray, offset: Column, guard_nbytes: int, *, sta
         256,
         buffer,
         np.int64(buffer.nbytes),
-        _column(offset, (n_guards,)),
+        device_column(offset, (n_guards,)),
         np.int64(n_guards),
         np.int64(guard_nbytes),
         status,
@@ -351,7 +355,7 @@ def check_guards(buffer: cupy.ndarray, offset: Column, guard_nbytes: int) -> cup
     """Which guard zones were written to since `write_guards`: int32 ``(n_guards,)`` on the device, 1 where broken."""
     import cupy
 
-    _check_bytes(buffer, "buffer")
+    check_bytes(buffer, "buffer")
     n_guards = len(offset)
     broken = cupy.zeros(n_guards, dtype=np.int32)
     if n_guards * guard_nbytes == 0:
@@ -362,7 +366,7 @@ def check_guards(buffer: cupy.ndarray, offset: Column, guard_nbytes: int) -> cup
         256,
         buffer,
         np.int64(buffer.nbytes),
-        _column(offset, (n_guards,)),
+        device_column(offset, (n_guards,)),
         np.int64(n_guards),
         np.int64(guard_nbytes),
         broken,
@@ -375,8 +379,8 @@ def launch(function: cupy.RawKernel, n_blocks: int, n_threads: int, *args: cupy.
     function((min(n_blocks, _MAX_BLOCKS),), (n_threads,), args)
 
 
-def _column(values: Column, shape: tuple[int, ...]) -> cupy.ndarray:
-    """`values` on the device as contiguous int64 of `shape`."""
+def device_column(values: Column, shape: tuple[int, ...]) -> cupy.ndarray:
+    """`values` on the device, contiguous; ValueError unless they are int64 of `shape`."""
     import cupy
 
     if values.dtype != np.int64 or values.shape != shape:
@@ -428,14 +432,15 @@ def _fill_pattern(fill_value: np.generic, dtype: np.dtype[np.generic]) -> cupy.n
     return cupy.asarray(np.frombuffer(element * (math.lcm(len(element), 16) // len(element)), dtype=np.uint8))
 
 
-def _check_bytes(buffer: cupy.ndarray, name: str) -> None:
+def check_bytes(buffer: cupy.ndarray, name: str) -> None:
+    """Raise ValueError unless `buffer` is contiguous bytes."""
     if buffer.dtype != np.uint8 or not buffer.flags.c_contiguous:
         msg = f"{name} is {buffer.dtype} {buffer.shape}, needs contiguous uint8"
         raise ValueError(msg)
 
 
 def _check_batch(batch: cupy.ndarray, n_chunks: int, chunk_nbytes: int, chunk_offset: Column | None) -> None:
-    _check_bytes(batch, "batch")
+    check_bytes(batch, "batch")
     if chunk_offset is None and batch.nbytes < n_chunks * chunk_nbytes:
         msg = f"batch has {batch.nbytes} bytes, {n_chunks} chunks of {chunk_nbytes} bytes need more"
         raise ValueError(msg)
@@ -458,7 +463,8 @@ def _check_strides(shape: Sequence[int], strides: Sequence[int], size: int) -> N
         raise ValueError(msg)
 
 
-def _tiles(nbytes: int) -> int:
+def tiles_of(nbytes: int) -> int:
+    """Blocks of threads that share `nbytes` bytes of work."""
     return max(1, -(-nbytes // _TILE_NBYTES))
 
 

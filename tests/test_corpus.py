@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
 
 import xgpuzarr
 from tests import real_stores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Hashable, Iterator, Mapping
+    from pathlib import Path
 
 pytestmark = [
     # What zarr-python says of stores that are older, or newer, than the specification.
@@ -104,3 +106,33 @@ def test_unreadable_gives_the_witness_value_or_one_clear_error(record: dict[str,
     else:  # a codec that this environment has, and the one that made the corpus had not
         expected = zarr.open_array(store, path=path, mode="r", zarr_format=record["zarr_format"])[...]
         assert_same(values, np.asarray(expected), "whole")
+
+
+def xarray_keys(sizes: Mapping[Hashable, int]) -> Iterator[dict[Hashable, Any]]:
+    """Strided, reversed, integer, empty, outer and pointwise selections of a variable, for `v.isel(key)`."""
+    yield {dim: slice(None, None, 2) for dim in sizes}
+    yield {dim: slice(None, None, -1) for dim in sizes}
+    yield {dim: slice(n, None) for dim, n in sizes.items()}
+    yield {dim: n // 2 for dim, n in sizes.items()}
+    yield {dim: [n - 1, 0, n // 2] for dim, n in sizes.items()}
+    yield {dim: xr.Variable("points", [n - 1, 0, n // 2]) for dim, n in sizes.items()}
+
+
+@pytest.mark.parametrize("record", real_stores.records(readable=True))
+def test_opens_as_engine_zarr(record: dict[str, Any], device: str, tmp_path: Path) -> None:
+    group = real_stores.copy_into_group(record, tmp_path / "group.zarr")
+    options = {"consolidated": False, "zarr_format": record["zarr_format"]}
+    for decode_cf in (False, True):
+        options["decode_cf"] = decode_cf
+        expected = xr.open_dataset(group, engine="zarr", **options)["v"].variable.load()
+        actual = xr.open_dataset(group, engine="gpuzarr", device=device, **options)["v"].variable.as_numpy()
+        xr.testing.assert_identical(actual, expected)
+        assert actual.encoding.keys() == expected.encoding.keys()
+        assert_same(actual.to_numpy(), expected.to_numpy(), "whole")
+        if not decode_cf:
+            assert real_stores.digest(actual.to_numpy()) == record["zarr_python"]["sha256"]
+        if expected.dtype.names:
+            return  # xarray decodes no structured dtypes
+    for key in xarray_keys(expected.sizes) if 0 not in expected.shape else ():
+        lazy = xr.open_dataset(group, engine="gpuzarr", device=device, **options)["v"].variable
+        assert_same(lazy.isel(key).to_numpy(), expected.isel(key).to_numpy(), key)

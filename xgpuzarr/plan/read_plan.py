@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from xgpuzarr.plan.layout import ArrayLayout
     from xgpuzarr.plan.selection import Selection
 
-__all__ = ["GatherTables", "ReadPlan", "SliceColumns", "plan_read"]
+__all__ = ["GatherTables", "ReadPlan", "SliceColumns", "format_nbytes", "plan_read"]
 
 Int64Array = npt.NDArray[np.int64]
 type Rows = slice | npt.NDArray[np.integer]
@@ -221,7 +221,7 @@ class ReadPlan:
         layout, chain = self.layout, self.layout.codec_chain
         shards = f", shards {layout.object_shape}" if layout.shard_levels else ""
         n_slabs = int((self.slab_offset(slice(None)) >= 0).sum())
-        decoded, wanted = _format_nbytes(self.decoded_nbytes), _format_nbytes(self.out_nbytes)
+        decoded, wanted = format_nbytes(self.decoded_nbytes), format_nbytes(self.out_nbytes)
         lines = [
             f"array {layout.path!r}: Zarr v{layout.zarr_format}, {layout.dtype}, shape {layout.shape}",
             f"chunks {layout.chunk_shape}{shards}",
@@ -381,12 +381,12 @@ def _c_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
-def _format_nbytes(nbytes: int) -> str:
+def format_nbytes(nbytes: int) -> str:
     """Bytes in decimal units, three digits.
 
     Examples
     --------
-    >>> _format_nbytes(4152960)
+    >>> format_nbytes(4152960)
     '4.15 MB'
     """
     size = float(nbytes)

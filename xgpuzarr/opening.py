@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from xgpuzarr.options import ReadOptions
 
-__all__ = ["StoreLike", "open_zarr_array", "reader_for"]
+__all__ = ["StoreLike", "as_store", "open_zarr_array", "reader_for"]
 
 StoreLike = Store | StorePath | str | os.PathLike[str]
 
@@ -65,7 +65,7 @@ def open_zarr_array(
         A codec or a data type that no installed package knows.
     """
     name = f"array {path!r}" if path else "array"
-    opened = _as_store(store)
+    opened = as_store(store)
     try:
         return zarr.open_array(
             store=opened,
@@ -92,7 +92,7 @@ def reader_for(array: zarr.Array[Any], options: ReadOptions) -> LocalReader | St
     return StoreReader(store, options.concurrency)
 
 
-def _as_store(store: StoreLike) -> Any:
+def as_store(store: StoreLike) -> Any:
     """Give zarr-python what it does not open by itself: `.zip` files."""
     if isinstance(store, (str, os.PathLike)) and "://" not in os.fspath(store):
         file = Path(store)

@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from xarray.core.indexing import LazilyIndexedArray
+from xarray.namedarray.daskmanager import DaskManager
+from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint, guess_chunkmanager, list_chunkmanagers
+
+import xgpuzarr.dask_arrays
+from tests.fake_device import FakeDeviceArray, fake_device  # noqa: F401  # a fixture
+from xgpuzarr import ReadOptions, open_array
+from xgpuzarr.chunk_manager import BlockVariable, PreferredBlocks, preferred_blocks
+from xgpuzarr.xarray_backend import GpuZarrBackendArray
+
+SHAPE = (100, 20, 30)
+VALUES = np.random.default_rng(3).random(SHAPE).astype("f4")
+DIMS = ("time", "y", "x")
+TARGET_BYTES = 8 * 20 * 30 * 4
+
+
+class Engine(xr.backends.BackendEntrypoint):
+    """Opens one array of a store as a variable "t"; the part of the engine that matters here."""
+
+    def open_dataset(self, filename_or_obj, *, drop_variables=None, device="cpu", target_bytes=TARGET_BYTES):  # noqa: ARG002
+        options = ReadOptions(target_block_bytes=target_bytes)
+        stored = open_array(filename_or_obj, device=device, options=options)
+        array = GpuZarrBackendArray(stored, dtype=stored.dtype, target_block_bytes=target_bytes)
+        encoding = {"preferred_chunks": preferred_blocks(DIMS, array, 4)}
+        variable = BlockVariable(DIMS, LazilyIndexedArray(array), {"units": "K"}, encoding)
+        return xr.Dataset({"t": variable}, coords={"time": np.arange(SHAPE[0])})
+
+
+@pytest.fixture
+def store(tmp_path):
+    zarr.create_array(tmp_path / "t.zarr", data=VALUES, chunks=(4, 20, 30))
+    return str(tmp_path / "t.zarr")
+
+
+@pytest.fixture
+def device(monkeypatch, fake_device):  # noqa: ARG001, F811
+    """Reads to the fake device, with the meta of dask arrays to match."""
+    monkeypatch.setattr(xgpuzarr.dask_arrays, "_cupy", lambda: FakeModule)
+    return "cuda"
+
+
+class FakeModule:
+    @staticmethod
+    def empty(shape, dtype):
+        return FakeDeviceArray(np.empty(shape, dtype))
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Chunks along time that each read of a block touches."""
+    reads: list[set[int]] = []
+    plan_read = xgpuzarr.array.plan_read
+
+    def recorded(layout, selection):
+        plan = plan_read(layout, selection)
+        reads.append({int(row[0]) for row in plan.chunk_coords})
+        return plan
+
+    monkeypatch.setattr(xgpuzarr.array, "plan_read", recorded)
+    return reads
+
+
+def values(array: Any) -> np.ndarray:
+    """Values of a computed array that must be on the device."""
+    computed = array.compute(scheduler="sync")
+    data = getattr(computed, "data", computed) if not isinstance(computed, FakeDeviceArray) else computed
+    assert type(data) is FakeDeviceArray
+    return data.get()
+
+
+STEPS_OF_8 = (8,) * 12 + (4,)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        ({}, STEPS_OF_8),
+        ({"time": 24}, (24, 24, 24, 24, 4)),
+        ({"time": -1}, (100,)),
+        ({"time": 4, "x": 30}, (4,) * 25),
+        ("auto", (100,)),
+    ],
+)
+def test_blocks_and_meta_are_on_the_device(store, device, chunks, expected):
+    ds = xr.open_dataset(store, engine=Engine, device=device, chunks=chunks)
+    assert ds.t.chunks == (expected, (20,), (30,))
+    assert type(ds.t.data._meta) is FakeDeviceArray
+    for block in dask.compute(*ds.t.data.to_delayed().ravel()):
+        assert type(block) is FakeDeviceArray
+    np.testing.assert_array_equal(values(ds.t), VALUES)
+
+
+def test_cpu_blocks_are_numpy(store):
+    ds = xr.open_dataset(store, engine=Engine, chunks={})
+    assert ds.t.chunks == (STEPS_OF_8, (20,), (30,))
+    assert type(ds.t.data._meta) is np.ndarray
+    np.testing.assert_array_equal(ds.t.compute().data, VALUES)
+
+
+def test_nothing_else_is_changed(store, device, tmp_path):
+    before = list_chunkmanagers().copy()
+    ds = xr.open_dataset(store, engine=Engine, device=device, chunks={})
+    assert list_chunkmanagers() == before
+    assert type(guess_chunkmanager(None)) is DaskManager
+    assert xr.get_options()["chunk_manager"] == "dask"
+    xr.Dataset({"u": (DIMS, VALUES)}).to_zarr(
+        tmp_path / "u.zarr", consolidated=False, encoding={"u": {"chunks": (5, 20, 30)}}
+    )
+    other = xr.open_dataset(tmp_path / "u.zarr", engine="zarr", chunks={}, consolidated=False)
+    assert other.u.chunks[0] == (5,) * 20
+    assert type(other.u.data._meta) is np.ndarray
+    assert type(other.u.variable) is xr.Variable
+    assert type(ds.time.variable) is xr.IndexVariable
+
+
+def test_host_coordinates_are_chunked_as_ever(store):
+    ds = xr.open_dataset(store, engine=Engine, chunks={}).assign_coords(lat=("y", np.arange(20)))
+    assert type(ds.chunk(y=5).lat.data._meta) is np.ndarray
+
+
+def test_another_chunk_manager_is_left_alone(store):
+    class Other(ChunkManagerEntrypoint):
+        chunks = normalize_chunks = compute = apply_gufunc = None
+
+        def __init__(self):
+            self.array_cls = str
+
+        def from_array(self, data, chunks, **_kwargs):
+            return np.full(data.shape, len(chunks))
+
+    variable = xr.open_dataset(store, engine=Engine).t.variable
+    assert variable.chunk({"time": 8}, chunked_array_type=Other()).data[0, 0, 0] == 3
+
+
+LAZY_OPERATIONS = {
+    "as opened": lambda ds: ds,
+    "isel": lambda ds: ds.isel(time=slice(10, 30), x=3),
+    "isel backwards": lambda ds: ds.isel(time=slice(None, None, -3)),
+    "isel by an array": lambda ds: ds.isel(time=[3, 50, 9]),
+    "isel by points": lambda ds: ds.isel(time=xr.DataArray([1, 2], dims="p"), x=xr.DataArray([3, 4], dims="p")),
+    "sel": lambda ds: ds.sel(time=slice(3, 17)),
+    "rename": lambda ds: ds.rename(time="step"),
+    "swap_dims": lambda ds: ds.assign_coords(step=("time", np.arange(100) * 2.0)).swap_dims(time="step"),
+    "transpose": lambda ds: ds.transpose("x", ...),
+    "copy": lambda ds: ds.copy(),
+    "assign_attrs": lambda ds: ds.t.assign_attrs(a=1).to_dataset(),
+    "set_coords and back": lambda ds: ds.set_coords("t").reset_coords("t"),
+    "drop the index": lambda ds: ds.drop_indexes("time"),
+    "reset_index": lambda ds: ds.reset_index("time"),
+    "merge": lambda ds: xr.merge([ds[["t"]], xr.Dataset({"u": ("y", np.arange(20))})]),
+    "tree": lambda ds: xr.DataTree.from_dict({"/a": ds})["a"].to_dataset(),
+    "pickle": lambda ds: pickle.loads(pickle.dumps(ds)),
+    "head": lambda ds: ds.head(y=4),
+}
+
+
+@pytest.mark.parametrize("name", LAZY_OPERATIONS)
+def test_lazy_variables_are_chunked_on_the_device_whatever_came_before(store, device, name):
+    operation = LAZY_OPERATIONS[name]
+    lazy = operation(xr.open_dataset(store, engine=Engine, device=device, cache=False))
+    expected = operation(xr.Dataset({"t": (DIMS, VALUES)}, coords={"time": np.arange(100)}))
+    chunked = lazy.chunk({lazy.t.dims[0]: 4})
+    assert type(chunked.t.data._meta) is FakeDeviceArray
+    assert chunked.t.chunks[0][0] == min(4, expected.t.shape[0])
+    np.testing.assert_array_equal(values(chunked.t), expected.t.data)
+
+
+def test_what_was_assigned_to_stays_assigned(store, device):
+    ds = xr.open_dataset(store, engine=Engine, device=device, cache=False).load()
+    ds.t[0, 0, 0] = 7
+    assert values(ds.chunk(time=10).t[0, 0, 0]) == 7
+
+
+def test_assigning_to_blocks_is_seen_by_later_selections(store, device):
+    ds = xr.open_dataset(store, engine=Engine, device=device, chunks={})
+    ds.t[3, 0, 0] = 7
+    assert values(ds.t[3, 0, 0]) == 7
+    assert values(ds.t.isel(time=3)[0, 0]) == 7
+
+
+CHAINS = {
+    "a point": (lambda t: t.sel(time=10)[3, 4], [{2}]),
+    "a stretch": (lambda t: t.isel(time=slice(9, 13)), [{2, 3}]),
+    "strides": (lambda t: t.isel(time=slice(0, 60, 16)), [{0}, {4}, {8}, {12}]),
+    "backwards": (lambda t: t.isel(time=slice(20, 8, -4)), [{4, 5}, {3}]),
+    "a region, then a time": (lambda t: t.isel(y=slice(2, 5), x=slice(3)).isel(time=50), [{12}]),
+    "a large region, then a time": (lambda t: t.isel(y=slice(2, 20)).isel(time=-1), [{24}]),
+    "a span, then a time": (lambda t: t.sel(time=slice(8, 60)).isel(time=1), [{2}]),
+    "four steps": (lambda t: t.isel(x=1).sel(time=slice(8, 60)).isel(y=slice(1, 4)).isel(time=slice(0, 2)), [{2}]),
+    "then computed": (lambda t: (t.isel(y=0).isel(time=5) * 2).sum(), [{1}]),
+    "nothing": (lambda t: t.isel(time=slice(0, 0)), [set()]),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains_of_selections_read_only_the_chunks_touched(store, device, reads, name):
+    operation, chunks = CHAINS[name]
+    ds = xr.open_dataset(store, engine=Engine, device=device, chunks={})
+    expected = operation(xr.DataArray(VALUES, dims=DIMS, coords={"time": np.arange(100)}))
+    got = operation(ds.t)
+    assert type(got.data._meta) is FakeDeviceArray
+    assert got.dims == expected.dims
+    np.testing.assert_allclose(values(got), expected.data, rtol=1e-6)
+    assert sorted(map(sorted, reads)) == sorted(map(sorted, chunks))
+
+
+def test_overlapping_selections_share_blocks(store, device, reads):
+    ds = xr.open_dataset(store, engine=Engine, device=device, chunks={})
+    np.testing.assert_array_equal(values(ds.t.diff("time")), np.diff(VALUES, axis=0))
+    assert len(reads) == len(STEPS_OF_8)
+
+
+def test_a_selection_from_many_blocks_makes_no_tasks(store):
+    ds = xr.open_dataset(store, engine=Engine, chunks={"time": 4})
+    (layer,) = ds.t.isel(x=2).data.__dask_graph__().layers.values()
+    assert not layer.is_materialized()
+
+
+def test_cuts_warn_with_a_better_length(store, device):
+    with pytest.warns(UserWarning, match=r"cut stored chunks of 4 along 'time', .* chunks=\{'time': 12\}") as record:
+        xr.open_dataset(store, engine=Engine, device=device, chunks={"time": 13})
+    assert [(w.filename, w.category) for w in record] == [(__file__, UserWarning)]
+
+
+def test_blocks_that_cut_default_blocks_but_no_chunk_do_not_warn(store):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        xr.open_dataset(store, engine=Engine, chunks={"time": 12})
+
+
+def test_auto_keeps_default_blocks_above_dasks_own_limit(store):
+    with dask.config.set({"array.chunk-size": TARGET_BYTES // 2}), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ds = xr.open_dataset(store, engine=Engine, chunks="auto")
+    assert ds.t.chunks == (STEPS_OF_8, (20,), (30,))
+
+
+def test_preferred_blocks_are_a_dict_that_does_not_pose_as_stored_chunks(store):
+    preferred = xr.open_dataset(store, engine=Engine).t.encoding["preferred_chunks"]
+    assert preferred == {"time": 8, "y": 20, "x": 30}
+    assert type(pickle.loads(pickle.dumps(preferred))) is PreferredBlocks
+    assert preferred.get("time", 100) == 8
+    assert preferred.get("other", 100) == 100
+    assert preferred.get("time") is None
+
+
+def test_handles_are_small(store, device):
+    ds = xr.open_dataset(store, engine=Engine, device=device, chunks={})
+    for array in (ds.t.data, ds.t.isel(time=3).data):
+        (layer,) = array.__dask_graph__().layers.values()
+        assert len(pickle.dumps(layer.indices[0][0])) < 1000
+
+
+def test_names_are_deterministic_and_tell_selections_apart(store):
+    def open_t():
+        return xr.open_dataset(store, engine=Engine, chunks={}).t
+
+    with dask.config.set({"tokenize.ensure-deterministic": True}):
+        names = [select(open_t()).data.name for select in (lambda t: t, lambda t: t[3], lambda t: t[4]) for _ in "ab"]
+    assert names[::2] == names[1::2]
+    assert len(set(names)) == 3
+
+
+def test_names_tell_long_index_arrays_apart(store):
+    first, second = np.zeros((2, 5000), int)
+    second[2500] = 1
+    lazy = xr.open_dataset(store, engine=Engine, cache=False).t
+    assert lazy.isel(time=first).chunk().data.name != lazy.isel(time=second).chunk().data.name
+
+
+def test_several_stores_are_concatenated(store, device, tmp_path):
+    zarr.create_array(tmp_path / "t2.zarr", data=VALUES + 1, chunks=(4, 20, 30))
+    stores = [store, str(tmp_path / "t2.zarr")]
+    ds = xr.open_mfdataset(stores, engine=Engine, device=device, combine="nested", concat_dim="time", join="override")
+    assert type(ds.t.data._meta) is FakeDeviceArray
+    np.testing.assert_array_equal(values(ds.t), np.concatenate([VALUES, VALUES + 1]))
+
+
+def test_importing_needs_no_dask():
+    script = (
+        "import sys; sys.modules['dask'] = None; import xgpuzarr.chunk_manager; "
+        "assert 'dask.array' not in sys.modules and 'cupy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,290 @@
+"""How does `chunks=` of `xarray.open_dataset` reach the device?
+
+xarray gives `chunks=` to no backend. It calls `Variable.chunk` with a chunk manager, for dask xarray's `DaskManager`,
+and that marks every block as a NumPy array and ends every task in `numpy.asarray`: data decoded on the device would
+silently come back to the host. So the engine makes its data variables `BlockVariable`, a `Variable` whose `chunk`
+puts `BlockManager` in the place of `DaskManager`.
+
+Why not by xarray's own switches? A chunk manager registered as an entry point is not reached without an argument, and
+its registration alone changes how xarray picks managers for everybody; `xarray.set_options(chunk_manager=...)`, or
+replacing "dask" among the registered managers, reach every other engine's arrays and depend on what was imported or
+opened before. A variable's own method concerns that variable alone, wherever it goes (`isel`, `rename`, `merge`,
+pickles, worker processes), and also `Dataset.chunk` on lazily opened data.
+
+The variable remains a `BlockVariable` when it is chunked, so that selections still reach the read: dask pushes down
+only the first of several, and none past a concatenation, while its blocks are far larger than stored chunks.
+
+dask is imported when it is needed: xarray loads every engine's module, and dask is optional.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Protocol
+
+from xarray import Variable
+from xarray.core.indexing import (
+    BasicIndexer,
+    CopyOnWriteArray,
+    LazilyIndexedArray,
+    LazilyVectorizedIndexedArray,
+    MemoryCachedArray,
+    OuterIndexer,
+    apply_indexer,
+    expanded_indexer,
+)
+from xarray.namedarray.daskmanager import DaskManager
+from xarray.namedarray.parallelcompat import guess_chunkmanager
+
+from xgpuzarr.plan.blocks import block_shape, first_cut, select_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Mapping
+
+    import dask.array
+    import numpy as np
+
+    from xgpuzarr.plan.layout import ArrayLayout
+
+__all__ = ["BlockVariable", "PreferredBlocks", "StoredArray", "preferred_blocks"]
+
+
+class StoredArray(Protocol):
+    """What a `BlockVariable` reads from: the `BackendArray` of the engine.
+
+    It pickles into a place and parameters, and has a deterministic `__dask_tokenize__`.
+    """
+
+    @property
+    def name(self) -> str:
+        """Path of the array in its store."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape, in elements."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """dtype of results."""
+
+    @property
+    def device(self) -> str:
+        """Where results live: "cuda" or "cpu"."""
+
+    @property
+    def layout(self) -> ArrayLayout | None:
+        """The stored array; None where zarr-python reads it."""
+
+    @property
+    def target_block_bytes(self) -> int:
+        """See `xgpuzarr.ReadOptions`."""
+
+
+class BlockVariable(Variable):
+    """A variable over a `StoredArray`. Chunked, its blocks are read by this package, to the array's device."""
+
+    __slots__ = ()
+
+    def chunk(  # type: ignore[override]  # noqa: PLR0917
+        self,
+        chunks: Any = {},  # noqa: B006  # as in xarray
+        name: str | None = None,
+        lock: bool | None = None,
+        inline_array: bool | None = None,
+        chunked_array_type: Any = None,
+        from_array_kwargs: Any = None,
+        **chunks_kwargs: Any,
+    ) -> Any:
+        """Make the data a dask array of blocks; parameters and result are those of `xarray.Variable.chunk`."""
+        variable, manager = self, guess_chunkmanager(chunked_array_type)
+        if _unread(self._data) is None:  # in memory: xarray's wrappers go, or chunking would end in numpy.asarray
+            variable = self._replace(data=self.data)
+        elif isinstance(manager, DaskManager):
+            manager = BlockManager(self.dims, self.encoding.get("preferred_chunks", {}))
+        return super(BlockVariable, variable).chunk(
+            chunks, name, lock, inline_array, manager, from_array_kwargs, **chunks_kwargs
+        )
+
+    def __getitem__(self, key: Any) -> Any:
+        """Select from the blocks, or from what they are read from."""
+        data: Any = self._data
+        unread = _read_by(data)
+        if unread is None:
+            return super().__getitem__(key)
+        dims, indexer, _ = self._broadcast_indexes(key)  # type: ignore[no-untyped-call]
+        if not isinstance(indexer, BasicIndexer):
+            return super().__getitem__(key)
+        return self._finalize_indexing_result(dims, _select(data, unread, indexer))
+
+    def to_base_variable(self) -> Variable:
+        """Return a copy, which is of this class: xarray calls this where it takes an index away, on lazy data too."""
+        return self._replace()
+
+    to_variable = to_base_variable
+
+
+def _mark(blocks: dask.array.Array, unread: Unread) -> dask.array.Array:
+    """Note on a dask array that its blocks are those of `unread`; no operation of dask's hands the note on.
+
+    Assignment to a dask array changes it in place, and gives it another name: hence the name in the note.
+    """
+    blocks.__dict__["_xgpuzarr_unread"] = blocks.name, unread
+    return blocks
+
+
+def _read_by(data: Any) -> Unread | None:
+    """Find what the blocks of a dask array are read from; None for any other data."""
+    name, unread = getattr(data, "_xgpuzarr_unread", (None, None))
+    return unread if unread is not None and data.name == name else None
+
+
+def _select(blocks: dask.array.Array, unread: Unread, indexer: BasicIndexer) -> dask.array.Array:
+    """Select from a dask array that only reads, by ints and slices.
+
+    What leaves out half of the blocks it touches is read by itself. Otherwise dask selects from the blocks, and then
+    overlapping selections, as in ``x[1:] - x[:-1]``, share them.
+    """
+    from xgpuzarr.dask_arrays import to_dask
+
+    lengths, n_touched = [], 1
+    for k, along in zip(indexer.tuple, blocks.chunks, strict=True):
+        indices = range(sum(along))
+        selected = indices[k] if isinstance(k, slice) else range(indices[k], indices[k] + 1)
+        selected_lengths, n_touched_along = select_blocks(along, selected)
+        n_touched *= n_touched_along
+        if isinstance(k, slice):
+            lengths.append(selected_lengths)
+    narrowed = Unread(unread.data[indexer])
+    by_itself = 2 * math.prod(narrowed.shape) < n_touched
+    return _mark(to_dask(narrowed, tuple(lengths)) if by_itself else blocks[indexer.tuple], narrowed)
+
+
+class PreferredBlocks(dict[Any, int]):
+    """Lengths of the default blocks by dimension, as ``encoding["preferred_chunks"]``.
+
+    xarray asks such a mapping twice: with a default for the lengths to use where the user named none, and without one
+    for the stored chunks whose cutting deserves a warning. A cut through a block is none: it may well lie between
+    stored chunks. So the second question gets no answer, and `BlockManager` warns of the cuts that matter.
+    """
+
+    def get(self, dim: Any, default: Any = None) -> Any:
+        """Length for a dimension if a default is given, else None."""
+        return None if default is None else super().get(dim, default)
+
+
+def preferred_blocks(dims: Iterable[Hashable], array: StoredArray, itemsize: int) -> PreferredBlocks:
+    """Default block of an array, by dimension.
+
+    Parameters
+    ----------
+    dims
+        Dimensions of the variable.
+    array
+        Its array.
+    itemsize
+        Bytes of an element that `ReadOptions.target_block_bytes` counts. Give the largest of all variables of a
+        dataset, and their blocks line up.
+
+    Returns
+    -------
+    PreferredBlocks
+        Empty for an array without a layout: dask decides on those.
+    """
+    if array.layout is None:
+        return PreferredBlocks()
+    return PreferredBlocks(
+        zip(dims, block_shape(array.layout, array.target_block_bytes, itemsize=itemsize), strict=True)
+    )
+
+
+class BlockManager(DaskManager):
+    """xarray's dask manager, for the unread data of one `BlockVariable`.
+
+    Parameters
+    ----------
+    dims
+        Dimensions of the variable.
+    preferred
+        Lengths of its default blocks.
+    """
+
+    def __init__(self, dims: tuple[Hashable, ...], preferred: Mapping[Any, int]) -> None:
+        super().__init__()
+        self._dims = dims
+        self._preferred = preferred
+
+    def from_array(self, data: Any, chunks: Any, **_kwargs: Any) -> dask.array.Array:
+        """Make a dask array that reads the data. The name, lock and so on that xarray chose for it do not apply."""
+        from xgpuzarr.dask_arrays import block_lengths, to_dask, warn_of_cuts
+
+        unread = _unread(data.array)
+        assert unread is not None
+        layout, target_bytes = unread.stored.layout, unread.stored.target_block_bytes
+        if not unread.is_whole:
+            layout = None
+        lengths = block_lengths(chunks, unread.shape, unread.dtype, layout, target_bytes)
+        if layout is not None:
+            lengths = self._without_needless_cuts(lengths, unread, layout)
+            warn_of_cuts(layout, lengths, self._dims, target_bytes)
+        return _mark(to_dask(unread, lengths), unread)
+
+    def _without_needless_cuts(self, lengths: Any, unread: Unread, layout: ArrayLayout) -> Any:
+        """Undo what dask makes of "auto".
+
+        `xarray.open_dataset(chunks="auto")` has dask shrink blocks above its own `array.chunk-size` along every axis,
+        stored chunks or not, before this class is asked. Nobody wants those cuts: the default blocks stay as they are.
+        """
+        if not any(first_cut(along, c) for along, c in zip(lengths, layout.chunk_shape, strict=True)):
+            return lengths
+        default = tuple(self._preferred.get(dim, n) for dim, n in zip(self._dims, unread.shape, strict=True))
+        by_dask = self.normalize_chunks("auto", unread.shape, dtype=unread.dtype, previous_chunks=default)
+        return self.normalize_chunks(default, unread.shape) if lengths == by_dask else lengths
+
+
+class Unread:
+    """Lazy data of xarray's, read by ints, slices and index arrays that each select along their own axis.
+
+    Parameters
+    ----------
+    data
+        What xarray has selected of the stored array so far.
+    """
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: LazilyIndexedArray | LazilyVectorizedIndexedArray) -> None:
+        self.data = data
+
+    @property
+    def stored(self) -> StoredArray:
+        """The array below."""
+        array: StoredArray = self.data.array
+        return array
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing has been selected yet."""
+        selected = zip(self.data.key.tuple, self.stored.shape, strict=True)
+        return all(isinstance(k, slice) and k.indices(n) == (0, n, 1) for k, n in selected)
+
+    name = property(lambda self: self.stored.name)
+    device = property(lambda self: self.stored.device)
+    dtype = property(lambda self: self.stored.dtype)
+    shape = property(lambda self: self.data.shape)
+
+    def __getitem__(self, key: Any) -> Any:
+        indexer = OuterIndexer(expanded_indexer(key, len(self.shape)))  # type: ignore[no-untyped-call]
+        return apply_indexer(self.data, indexer).get_duck_array()
+
+    def __dask_tokenize__(self) -> Any:
+        from dask.base import normalize_token
+
+        # dask hashes the text of what it gets here, and that of a long array leaves elements out
+        return normalize_token((self.stored, type(self.data.key).__name__, self.data.key.tuple))
+
+
+def _unread(data: Any) -> Unread | None:
+    """Lazy data below what xarray wraps around it; None if it has been read or assigned to."""
+    while isinstance(data, (CopyOnWriteArray, MemoryCachedArray)):
+        data = data.array
+    return Unread(data) if isinstance(data, (LazilyIndexedArray, LazilyVectorizedIndexedArray)) else None

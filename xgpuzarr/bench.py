@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numcodecs
 import numpy as np
 import zarr
+from zarr.codecs import GzipCodec, ZstdCodec
 
 from xgpuzarr.array import open_array
 from xgpuzarr.options import ReadOptions, usable_cpus
@@ -56,13 +57,13 @@ def _v2(compressor: Any) -> Write:
 
 ENCODINGS: dict[str, Write] = {
     "none": _v3(None),
-    "zstd": _v3(zarr.codecs.ZstdCodec(level=0)),
-    "shards": _v3(zarr.codecs.ZstdCodec(level=0), chunks=(1, 91, 180), shards=(8, 728, 1440)),
+    "zstd": _v3(ZstdCodec(level=0)),
+    "shards": _v3(ZstdCodec(level=0), chunks=(1, 91, 180), shards=(8, 728, 1440)),
     "blosc-lz4": _v2(numcodecs.Blosc("lz4", clevel=5, shuffle=1)),
     "blosc-zstd": _v2(numcodecs.Blosc("zstd", clevel=5, shuffle=1)),
     "blosc-zlib": _v2(numcodecs.Blosc("zlib", clevel=5, shuffle=1)),
     "lz4": _v2(numcodecs.LZ4()),
-    "gzip": _v3(zarr.codecs.GzipCodec(level=5)),
+    "gzip": _v3(GzipCodec(level=5)),
 }
 """Name of each encoding, and what creates its array: 4 MB chunks, or 65 kB chunks in 33 MB shards."""
 
@@ -121,7 +122,7 @@ def make_fields(n_fields: int) -> NDArray[np.float32]:
 
 
 def readers_of(path: str, device: str, threads: int, *, peers: bool) -> dict[str, Callable[[], Any]]:
-    """A function that reads the whole array, for each reader; peers copy to the device where there is one."""
+    """Make a function that reads the whole array, for each reader; peers copy to the device where there is one."""
     to_device: Callable[[Any], Any] = lambda result: result  # noqa: E731
     if device == "cuda":
         import cupy
@@ -136,7 +137,8 @@ def readers_of(path: str, device: str, threads: int, *, peers: bool) -> dict[str
     if find_spec("zarrs"):
         pipelines["zarrs"] = "zarrs.ZarrsCodecPipeline"
     for name, pipeline in pipelines.items():
-        settings = {"codec_pipeline.path": pipeline, "codec_pipeline.max_workers": threads, "threading.max_workers": threads}
+        settings = {"codec_pipeline.path": pipeline, "threading.max_workers": threads}
+        settings["codec_pipeline.max_workers"] = threads
 
         def read(settings: dict[str, Any] = settings) -> Any:
             with zarr.config.set(settings):
@@ -158,7 +160,7 @@ def _tensorstore(path: str, threads: int, to_device: Callable[[Any], Any]) -> Ca
 
 
 def machine(commit: str = "") -> dict[str, Any]:
-    """What a result depends on: processor, GPU, versions, commit."""
+    """Collect what a result depends on: processor, GPU, versions, commit."""
     report = dataclasses.asdict(probe())
     report.pop("problems", None)
     if not commit:

@@ -6,7 +6,6 @@ turned into NumPy's dtype on the host.
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 

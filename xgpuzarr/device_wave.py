@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Fetched", "Wave"]
 
-FRAMING: dict[str, tuple[nvcomp.Algorithm, int, int]] = {
+FRAMING: dict[str, tuple[str, int, int]] = {
     "lz4": ("lz4", 4, 0),
     "zlib": ("deflate", 2, 4),
     "zstd": ("zstd", 0, 0),

@@ -11,6 +11,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,8 @@ from xgpuzarr.readers.protocol import MISSING, WHOLE, ObjectRead
 from xgpuzarr.readers.staging import PinnedPool
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
+
     from numpy.typing import NDArray
 
     from xgpuzarr.execute import Source
@@ -41,8 +45,17 @@ __all__ = ["read_device", "to_device"]
 N_STREAMS = 8
 """Waves in flight. nvCOMP's zstd needs about this many to hide that it decodes a frame serially."""
 
+N_AHEAD = 2
+"""Waves read, or being read, before their work is queued."""
+
 WAVE_DECODED_NBYTES = 256 << 20
 """Decoded bytes a wave aims at: many frames for one call, and still several waves to overlap in one read."""
+
+MIN_N_AHEAD = 2
+"""Waves read, or being read, before their work is queued."""
+
+WAVE_DECODED_NBYTES = 32 << 20
+"""Waves of a small read are not cut below this: the launches of a wave take a fixed time."""
 
 MIN_WAVE_DECODED_NBYTES = 32 << 20
 """Waves of a small read are not cut below this: the launches of a wave take a fixed time."""
@@ -84,6 +97,15 @@ def to_device(array: NDArray[Any]) -> cupy.ndarray:
         raise out_of_memory("the result", array.nbytes) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Fetching:
+    """A wave whose encoded bytes a thread is reading."""
+
+    rows: NDArray[np.int64]
+    stream: cupy.cuda.Stream
+    done: Future[Fetched | None]
+
+
 class _DeviceRead:
     """One read on the device."""
 
@@ -106,10 +128,7 @@ class _DeviceRead:
             rows = rows[ranges.nbytes[rows] != MISSING]
         self.read_s += time.perf_counter() - began
         try:
-            for part in self._waves(ranges, rows):
-                self._start(ranges, part)
-            while self.in_flight:
-                self._finish_oldest()
+            self._run_waves(ranges, self._waves(ranges, rows))
         finally:
             for wave in self.in_flight:  # only after an error: none may still write to the output
                 wave.abandon()
@@ -151,11 +170,14 @@ class _DeviceRead:
         chunk_nbytes = self.plan.layout.chunk_nbytes
         encoded = np.full(len(rows), chunk_nbytes) if ranges is None else ranges.nbytes[rows]
         compressor = self.plan.layout.codec_chain.compressor
+        is_slab = self.output.slab[rows] >= 0
+        if compressor is None and isinstance(self.reader, LocalReader) and is_slab.all():
+            return [rows] if len(rows) else []  # read straight to their place: nothing to overlap with
         inflight = inflight_nbytes(
             encoded,
             decoded_nbytes=chunk_nbytes,
             scratch_factor=SCRATCH_FACTOR.get(compressor.codec, 0.0) if compressor else 0.0,
-            is_slab=self.output.slab[rows] >= 0,
+            is_slab=is_slab,
         )
         budget = self.source.options.max_batch_bytes
         if budget is None:
@@ -163,38 +185,74 @@ class _DeviceRead:
             budget = int(FREE_MEMORY_SHARE * (free + cupy.get_default_memory_pool().free_bytes()))
         share = min(WAVE_DECODED_NBYTES, max(MIN_WAVE_DECODED_NBYTES, self.plan.decoded_nbytes // N_STREAMS))
         n_waves = max(1, self.plan.decoded_nbytes // share)
-        most = min(budget // N_STREAMS, int(inflight.sum()) // n_waves + 1)
-        return [rows[part] for part in split_batches(inflight, max_batch_bytes=max(most, 1))]
+        # rounded up by a chunk, or the last few chunks would make one more wave
+        most = min(budget // N_STREAMS, int(inflight.sum()) // n_waves + int(inflight.max(initial=1)))
+        return [rows[part] for part in split_batches(inflight, max_batch_bytes=most)]
 
-    def _start(self, ranges: ByteRanges | None, rows: NDArray[np.int64]) -> None:
-        """Fetch a wave and queue its work; with too little memory, in halves."""
-        while len(self.in_flight) >= N_STREAMS:
+    def _run_waves(self, ranges: ByteRanges | None, waves: list[NDArray[np.int64]]) -> None:
+        """Start and finish every wave; a wave that meets too little memory is tried again, alone and in halves."""
+        todo = deque(waves)
+        with ThreadPoolExecutor(1, thread_name_prefix="xgpuzarr-fetch") as fetcher:
+            ahead: deque[_Fetching] = deque()
+            while todo or ahead:
+                while todo and len(ahead) < N_AHEAD and len(self.in_flight) + len(ahead) < N_STREAMS:
+                    ahead.append(self._fetch_ahead(fetcher, ranges, todo.popleft()))
+                if not ahead:
+                    self._finish_oldest()
+                    continue
+                fetching = ahead.popleft()
+                try:
+                    self._start(fetching)
+                except cupy.cuda.memory.OutOfMemoryError as error:
+                    for other in (fetching, *ahead):
+                        other.done.exception()
+                        other.stream.synchronize()
+                    smaller = self._halves(fetching.rows, error)
+                    todo.extendleft(reversed([*smaller, *(other.rows for other in ahead)]))
+                    ahead.clear()
+                except BaseException:
+                    for other in (fetching, *ahead):  # nothing may write to the output once the error is out
+                        other.done.cancel()
+                        wait([other.done])
+                        other.stream.synchronize()
+                    raise
+        while self.in_flight:
             self._finish_oldest()
+
+    def _fetch_ahead(self, fetcher: Executor, ranges: ByteRanges | None, rows: NDArray[np.int64]) -> _Fetching:
+        """Have a thread read the next wave while this one queues the work of the last."""
         stream = self.streams[self.n_started % N_STREAMS]
         self.n_started += 1
         stream.wait_event(self.output.ready)
-        try:
-            fetched = self._fetch(ranges, rows, stream)
-            if fetched is not None and len(fetched.rows):
-                wave = Wave(fetched, self.output, stream)
-                wave.start()
-                self.in_flight.append(wave)
-        except cupy.cuda.memory.OutOfMemoryError as error:
-            stream.synchronize()
-            had_company = bool(self.in_flight)
-            while self.in_flight:
-                self._finish_oldest()
-            cupy.get_default_memory_pool().free_all_blocks()
-            if len(rows) == 1 and not had_company:
-                nbytes = int(self.plan.layout.chunk_nbytes * 4)
-                raise out_of_memory(f"decoding {self.plan.label(int(rows[0]))}", nbytes) from error
-            half = max(1, len(rows) // 2)
-            for part in (rows[:half], rows[half:]):
-                if len(part):
-                    self._start(ranges, part)
-        except BaseException:
-            stream.synchronize()  # nothing may write to the output once the error is out
-            raise
+        device = cupy.cuda.Device()
+
+        def fetch() -> Fetched | None:
+            with device:
+                return self._fetch(ranges, rows, stream)
+
+        return _Fetching(rows, stream, fetcher.submit(fetch))
+
+    def _start(self, fetching: _Fetching) -> None:
+        """Queue the work of a wave once its encoded bytes are there."""
+        fetched = fetching.done.result()
+        if fetched is None or not len(fetched.rows):
+            return
+        wave = Wave(fetched, self.output, fetching.stream)
+        wave.start()
+        self.in_flight.append(wave)
+
+    def _halves(self, rows: NDArray[np.int64], error: Exception) -> list[NDArray[np.int64]]:
+        """Make room after running out of memory, and say what to try instead of a wave."""
+        had_company = bool(self.in_flight)
+        while self.in_flight:
+            self._finish_oldest()
+        cupy.get_default_memory_pool().free_all_blocks()
+        if len(rows) > 1:
+            return [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
+        if had_company:
+            return [rows]
+        nbytes = int(self.plan.layout.chunk_nbytes * 4)
+        raise out_of_memory(f"decoding {self.plan.label(int(rows[0]))}", nbytes) from error
 
     def _finish_oldest(self) -> None:
         wave = self.in_flight.popleft()

@@ -1,15 +1,19 @@
-"""Where in its object does each chunk of a plan lie? Shard indexes are read and checked here, before any chunk is."""
+"""Where in its object does each chunk of a plan lie? Shard indexes are read and checked here, before any chunk is.
+
+1. Objects are taken in blocks, so that their indexes fit in memory.
+2. At each level of sharding the indexes of all shards are read on many threads, each object opened once.
+3. The entries of all chunks are then picked and checked at once, and are the shards of the next level.
+"""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xgpuzarr.errors import CorruptChunkError
+from xgpuzarr.errors import ChunkReadError, CorruptChunkError
 from xgpuzarr.plan.byte_ranges import ByteRanges
-from xgpuzarr.plan.shard_index import check_shard_ranges, parse_shard_index
+from xgpuzarr.plan.shard_index import NOT_STORED, check_shard_ranges, parse_shard_index
 from xgpuzarr.readers.protocol import MISSING, ObjectRead
 
 if TYPE_CHECKING:
@@ -23,10 +27,13 @@ if TYPE_CHECKING:
 
     type Map = Callable[[Callable[[int], None], Iterable[int]], None]
 
-__all__ = ["locate", "rows_by_object"]
+__all__ = ["locate"]
 
 UNKNOWN_NBYTES = 1 << 62
 """Stands for the size of an object that the store does not tell cheaply: no bound, a read past the end is an error."""
+
+INDEXES_NBYTES = 256 << 20
+"""Most bytes of parsed indexes held at once."""
 
 
 def locate(plan: ReadPlan, reader: Reader, run_all: Map) -> ByteRanges:
@@ -55,87 +62,99 @@ def locate(plan: ReadPlan, reader: Reader, run_all: Map) -> ByteRanges:
     """
     offset = np.zeros(plan.n_chunks, np.int64)
     nbytes = np.full(plan.n_chunks, MISSING, np.int64)
-    rows, starts = rows_by_object(plan)
-
-    def locate_object(number: int) -> None:
-        mine = rows[starts[number] : starts[number + 1]]
-        found = _locate_in_object(plan, reader, number, mine)
-        if found is not None:
-            offset[mine], nbytes[mine] = found
-
-    run_all(locate_object, range(plan.n_objects))
+    rows = np.argsort(plan.object_row, kind="stable")
+    sorted_objects = plan.object_row[rows]
+    block = max(1, INDEXES_NBYTES // max(level.index_nbytes for level in plan.layout.shard_levels))
+    for start in range(0, plan.n_objects, block):
+        first, last = np.searchsorted(sorted_objects, [start, start + block])
+        mine = rows[first:last]
+        offset[mine], nbytes[mine] = _locate_block(plan, reader, run_all, start, mine)
     return ByteRanges(plan.object_row, offset, nbytes)
 
 
-def rows_by_object(plan: ReadPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Plan rows sorted by object, and where each object's rows start (one entry more than there are objects)."""
-    rows = np.argsort(plan.object_row, kind="stable")
-    starts = np.searchsorted(plan.object_row[rows], np.arange(plan.n_objects + 1))
-    return rows, starts.astype(np.int64)
-
-
-def _locate_in_object(
-    plan: ReadPlan, reader: Reader, number: int, rows: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """Byte ranges of the chunks at `rows`, all in one object; None if the object does not exist."""
-    key = plan.keys(slice(number, number + 1))[0]
-    object_nbytes = reader.object_nbytes(key)
-    if object_nbytes == MISSING:
-        return None
-    # shards found so far, outermost first a single one: the object
-    start, nbytes = np.zeros(1, np.int64), np.full(1, UNKNOWN_NBYTES if object_nbytes is None else object_nbytes)
-    in_shard = np.zeros(len(rows), np.int64)
+def _locate_block(
+    plan: ReadPlan, reader: Reader, run_all: Map, start: int, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Byte ranges of the chunks at `rows`, which are in the objects from row `start` on."""
+    in_object = plan.object_row[rows] - start
+    keys = plan.keys(slice(start, start + int(in_object[-1]) + 1))
+    # the shards of a level: the object each is in, and its byte range there; at first the objects themselves
+    shard_object = np.arange(len(keys))
+    shard_start, shard_nbytes = np.zeros(len(keys), np.int64), _object_nbytes(reader, keys, run_all)
+    in_shard = in_object
     for depth, level in enumerate(plan.layout.shard_levels):
-        tables = _read_indexes(plan, reader, key, level, start, nbytes)
-        if tables is None:
-            return None
-        chunk_start, chunk_nbytes = np.zeros(len(rows), np.int64), np.full(len(rows), MISSING, np.int64)
-        for shard, (offset_table, nbytes_table) in tables.items():
-            inside = np.flatnonzero(in_shard == shard)
-            entries = plan.level_index[rows[inside], depth]
-            offset, size = check_shard_ranges(
-                offset_table[entries],
-                nbytes_table[entries],
-                level,
-                shard_nbytes=int(nbytes[shard]),
-                label=partial(_label, plan, rows[inside]),
-            )
-            chunk_start[inside], chunk_nbytes[inside] = offset + start[shard], size
-        pairs = np.stack([in_shard, plan.level_index[rows, depth]], axis=1)
-        _, first, inverse = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
-        start, nbytes, in_shard = chunk_start[first], chunk_nbytes[first], inverse.reshape(-1)
-    return chunk_start, chunk_nbytes
+        offset_table, nbytes_table = _read_indexes(
+            plan, reader, run_all, keys, level, shard_object, shard_start, shard_nbytes
+        )
+        entries = plan.level_index[rows, depth]
+        chunk_offset, chunk_nbytes = check_shard_ranges(
+            offset_table[in_shard, entries],
+            nbytes_table[in_shard, entries],
+            level,
+            shard_nbytes=np.where(shard_nbytes == MISSING, UNKNOWN_NBYTES, shard_nbytes)[in_shard],
+            label=lambda number: plan.label(int(rows[number])),
+        )
+        chunk_offset += shard_start[in_shard]
+        if depth + 1 < len(plan.layout.shard_levels):
+            number = in_shard * nbytes_table.shape[1] + entries
+            _, first, in_shard = np.unique(number, return_index=True, return_inverse=True)
+            shard_object = in_object[first]
+            shard_start, shard_nbytes = chunk_offset[first], chunk_nbytes[first]
+    return chunk_offset, chunk_nbytes
 
 
-def _label(plan: ReadPlan, rows: NDArray[np.int64], number: int) -> str:
-    return plan.label(int(rows[number]))
+def _object_nbytes(reader: Reader, keys: list[str], run_all: Map) -> NDArray[np.int64]:
+    nbytes = np.empty(len(keys), np.int64)
+
+    def look(number: int) -> None:
+        size = reader.object_nbytes(keys[number])
+        nbytes[number] = UNKNOWN_NBYTES if size is None else size
+
+    run_all(look, range(len(keys)))
+    return nbytes
 
 
 def _read_indexes(
     plan: ReadPlan,
     reader: Reader,
-    key: str,
+    run_all: Map,
+    keys: list[str],
     level: ShardLevel,
-    start: NDArray[np.int64],
-    nbytes: NDArray[np.int64],
-) -> dict[int, tuple[NDArray[np.uint64], NDArray[np.uint64]]] | None:
-    """Read the index of each shard of an object that exists; None if the object does not."""
-    label = f"array {plan.layout.path!r}, key {key!r}"
-    shards = np.flatnonzero(nbytes != MISSING).tolist()
-    ranges = []
-    for shard in shards:
-        at, size = int(start[shard]), int(nbytes[shard])
-        if size < level.index_nbytes:
-            raise CorruptChunkError(
-                f"{label}: a shard of {size} bytes is too short for its index of {level.index_nbytes} bytes"
-            )
-        if level.index_location == "end":
-            # of an object of unknown size the last bytes can be asked for
-            at = -level.index_nbytes if size == UNKNOWN_NBYTES else at + size - level.index_nbytes
-        ranges.append((at, level.index_nbytes))
-    if not ranges:
-        return {}
-    (raws,) = reader.read([ObjectRead(key, tuple(ranges))])
-    if raws is None:
-        return None
-    return {shard: parse_shard_index(raw, level, label=label) for shard, raw in zip(shards, raws, strict=True)}
+    shard_object: NDArray[np.int64],
+    shard_start: NDArray[np.int64],
+    shard_nbytes: NDArray[np.int64],
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Entries of the index of every shard; those of shards that do not exist say that no chunk does."""
+    n_entries = level.index_nbytes // 16
+    offset_table = np.full((len(shard_object), n_entries), NOT_STORED)
+    nbytes_table = offset_table.copy()
+    order = np.argsort(shard_object, kind="stable")
+    bounds = np.searchsorted(shard_object[order], np.arange(len(keys) + 1))
+
+    def read_object(number: int) -> None:
+        label = f"array {plan.layout.path!r}, key {keys[number]!r}"
+        shards = [s for s in order[bounds[number] : bounds[number + 1]].tolist() if shard_nbytes[s] != MISSING]
+        places = [_index_place(level, int(shard_start[s]), int(shard_nbytes[s]), label) for s in shards]
+        raws = reader.read([ObjectRead(keys[number], tuple(places))])[0] if places else None
+        if raws is None:
+            if any(shard_nbytes[s] != UNKNOWN_NBYTES for s in shards):
+                raise ChunkReadError(f"{label}: the shard vanished while it was being read")
+            return
+        for shard, raw in zip(shards, raws, strict=True):
+            offset_table[shard], nbytes_table[shard] = parse_shard_index(raw, level, label=label)
+
+    run_all(read_object, range(len(keys)))
+    return offset_table, nbytes_table
+
+
+def _index_place(level: ShardLevel, start: int, nbytes: int, label: str) -> tuple[int, int]:
+    """Byte range, in its object, of the index of a shard."""
+    if nbytes < level.index_nbytes:
+        raise CorruptChunkError(
+            f"{label}: a shard of {nbytes} bytes is too short for its index of {level.index_nbytes} bytes"
+        )
+    if level.index_location == "start":
+        return start, level.index_nbytes
+    if nbytes == UNKNOWN_NBYTES:  # its last bytes can still be asked for
+        return -level.index_nbytes, level.index_nbytes
+    return start + nbytes - level.index_nbytes, level.index_nbytes

@@ -252,7 +252,6 @@ def host_encoders():
             Zstd(19).encode,
             Zstd(3, checksum=True).encode,
             lambda chunk: zstd_frame(chunk, window_log=27, size_nbytes=8),
-            lambda chunk: zstd_frame(chunk, dictionary_id=(0, 2)),
             lambda chunk: zstd_frame(chunk) + skippable_frame(b"abc"),
         ],
         "gzip": [GZip(0).encode, GZip(1).encode, GZip(9).encode],

@@ -121,7 +121,7 @@ NAMED_GZIP = (
     ("codec", "chunk", "problem"),
     [
         ("zstd", zstd_frame(CONTENT, window_log=27), Problem.NONE),
-        ("zstd", zstd_frame(CONTENT, dictionary_id=(0, 4)), Problem.NONE),
+        ("zstd", zstd_frame(CONTENT, dictionary_id=(0, 4)), Problem.DICTIONARY),
         ("zstd", zstd_frame(CONTENT) + skippable_frame(b"abc"), Problem.NONE),
         ("zstd", zstd_frame(CONTENT, window_log=17, size_nbytes=0), Problem.SIZE_UNKNOWN),
         ("zstd", zstd_frame(HALF) + zstd_frame(HALF), Problem.MORE_FRAMES),
@@ -133,7 +133,7 @@ NAMED_GZIP = (
         ("zstd", zstd_frame(CONTENT)[:13] + b"\x07" + zstd_frame(CONTENT)[14:], Problem.BLOCK),
         ("zstd", zstd_frame(CONTENT)[:100], Problem.BLOCK),
         ("lz4", (400).to_bytes(4, "little") + b"\0", Problem.TOO_SHORT),
-        ("gzip", NAMED_GZIP, Problem.HEADER_FIELDS),
+        ("gzip", NAMED_GZIP, Problem.NONE),
         ("gzip", gzip.compress(HALF) + gzip.compress(HALF), Problem.MORE_FRAMES),
         ("gzip", gzip.compress(CONTENT) + b"\0\0\0\0", Problem.MORE_FRAMES),
         ("gzip", b"\x1f\x8c" + gzip.compress(CONTENT)[2:], Problem.MAGIC),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import lzma
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numcodecs import blosc, lz4, zstd
@@ -48,14 +48,8 @@ DECODE_ERRORS: tuple[type[Exception], ...] = (
 """What the codecs of numcodecs and zarr-python raise on bytes they cannot decode."""
 
 
-class _Inflate(Protocol):
-    """What zlib and isal have in common: a decompressor object that can be stopped at a size."""
-
-    def decompressobj(self, wbits: int = ...) -> Any: ...
-
-
-def _fast_zlib() -> _Inflate:
-    """isal's zlib where it is installed (2-3 times as fast), the standard library's elsewhere."""
+def _fast_zlib() -> Any:
+    """Give isal's zlib where it is installed (2-3 times as fast), the standard library's elsewhere."""
     try:
         from isal import isal_zlib  # noqa: PLC0415  # an optional package
     except ImportError:

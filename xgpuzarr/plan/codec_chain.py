@@ -176,7 +176,8 @@ def build_codec_chain(
         before = nbytes
         if name == "bytes" and zarr_format == 3:
             seen_serializer = True
-            stored = current.newbyteorder({"big": ">", "little": "<"}.get(config.get("endian") or "", "="))
+            endian: Literal["big", "little", "="] = config.get("endian") or "="
+            stored = current.newbyteorder(endian)
             encode_side.append(Step("bytes", {"dtype": stored}, "serializer", nbytes, ""))
             continue
         kind: Literal["bytes", "serializer", "array"] = "bytes" if seen_serializer else "array"

@@ -63,7 +63,6 @@ class Problem(IntEnum):
     DICTIONARY = 64
     SIZE_UNKNOWN = 65
     MORE_FRAMES = 66
-    HEADER_FIELDS = 67
 
 
 _TEXTS = {
@@ -76,7 +75,6 @@ _TEXTS = {
     Problem.DICTIONARY: "{codec}: needs a dictionary, which Zarr has no place for",
     Problem.SIZE_UNKNOWN: "{codec}: frame does not say its decoded size, so the device cannot be kept from overrunning",
     Problem.MORE_FRAMES: "{codec}: first or last frame does not hold all {expected} bytes; several frames or padding",
-    Problem.HEADER_FIELDS: "{codec}: header holds optional fields",
 }
 
 
@@ -178,7 +176,8 @@ def _check_zstd(
         (header.has_content_size & (content > expected), Problem.SIZE),
         (room < 0, Problem.TOO_SHORT),
         ((block_type == 3) | (block_stored > room) | (block_nbytes > zstd.MAX_BLOCK_NBYTES), Problem.BLOCK),
-        (header.dictionary_id != 0, Problem.DICTIONARY),
+        # nvCOMP 6.0.0 ends the CUDA context on a header with this field, even if it says 0: no dictionary
+        (header.has_dictionary_id, Problem.DICTIONARY),
         (~header.has_content_size, Problem.SIZE_UNKNOWN),
         (content < expected, Problem.MORE_FRAMES),
     )
@@ -203,8 +202,8 @@ def _check_gzip(
         (_little_endian(heads, 0, 2) != 0x8B1F, Problem.MAGIC),
         ((heads[:, 2] != 8) | (flags & _GZIP_RESERVED != 0), Problem.HEADER),
         ((nbytes - 18) * _DEFLATE_MAX_RATIO < expected, Problem.TOO_SHORT),
-        (flags & _GZIP_OPTIONAL_FIELDS != 0, Problem.HEADER_FIELDS),
-        (_deflate_block_is_wrong(heads[:, 10:], nbytes - 18), Problem.BLOCK),
+        # behind optional fields the first block may lie past what is at hand
+        ((flags & _GZIP_OPTIONAL_FIELDS == 0) & _deflate_block_is_wrong(heads[:, 10:], nbytes - 18), Problem.BLOCK),
         # the trailer tells only of the last member, and zeros may follow it
         (_little_endian(tails, TAIL_NBYTES - 4, 4) != expected % 2**32, Problem.MORE_FRAMES),
     )

@@ -231,7 +231,8 @@ def _shards_and_codecs(array: zarr.Array[Any]) -> tuple[tuple[ShardLevel, ...], 
             break
         levels.append(level)
         shape = level.chunk_shape
-        codecs = codecs[0].codecs  # type: ignore[attr-defined]
+        inner: Any = codecs[0]
+        codecs = inner.codecs
     return tuple(levels), tuple(codecs)
 
 

@@ -74,7 +74,7 @@ def check_shard_ranges(
     nbytes: UInt64Array,
     level: ShardLevel,
     *,
-    shard_nbytes: int,
+    shard_nbytes: int | Int64Array,
     label: Callable[[int], str],
 ) -> tuple[Int64Array, Int64Array]:
     """Check entries of a shard's index against the shard, and turn them into int64.
@@ -86,7 +86,7 @@ def check_shard_ranges(
     level
         The shard level.
     shard_nbytes
-        Stored size of the shard, in bytes: of the object, or for a shard inside a shard the size of its range.
+        Stored size of the shard, in bytes, for all entries or each: of the object, or of its range in an outer shard.
         At most 2**63 - 1, which stands for a size that the store does not tell.
     label
         Names the chunk of an entry, given by its position in `offset`, in errors.
@@ -102,20 +102,18 @@ def check_shard_ranges(
         An entry is half missing or empty, passes the end of the shard, or overlaps the index.
     """
     missing = (offset == NOT_STORED) & (nbytes == NOT_STORED)
-    first, last = 0, shard_nbytes
-    if level.index_location == "start":
-        first = level.index_nbytes
-    else:
-        last = max(last - level.index_nbytes, 0)
-    is_inside = (offset >= np.uint64(first)) & (offset <= np.uint64(last))
+    is_at_start = level.index_location == "start"
+    first = level.index_nbytes if is_at_start else 0
+    last = np.maximum(shard_nbytes - (0 if is_at_start else level.index_nbytes), 0).astype(np.uint64)
+    is_inside = (offset >= np.uint64(first)) & (offset <= last)
     # offset + nbytes may wrap around; the difference only does where the offset is outside anyway.
-    fits = nbytes <= np.uint64(last) - offset
+    fits = nbytes <= last - offset
     bad = ~missing & ~(is_inside & fits & (nbytes > 0))
     if bad.any():
         row = int(np.argmax(bad))
         at, size = int(offset[row]), int(nbytes[row])
         raise CorruptChunkError(
             f"{label(row)}: the shard index gives it offset {at} and {size} bytes; chunks of this shard are not empty"
-            f" and lie in bytes {first}:{last}"
+            f" and lie in bytes {first}:{int(np.broadcast_to(last, offset.shape)[row])}"
         )
     return np.where(missing, 0, offset).astype(np.int64), np.where(missing, MISSING, nbytes.astype(np.int64))

@@ -34,6 +34,7 @@ SKIPPABLE_MAGIC, SKIPPABLE_MASK = 0x184D2A50, 0xFFFFFFF0
 MAX_HEADER_NBYTES = 18
 MAX_BLOCK_NBYTES = 128 << 10  # most that one block decodes to
 
+_LOW_BYTES = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)
 _DICTIONARY_ID_NBYTES = np.array([0, 1, 2, 4], np.int64)
 _CONTENT_SIZE_NBYTES = np.array([0, 2, 4, 8], np.int64)
 _RLE, _RESERVED = 1, 3  # types of block
@@ -113,8 +114,8 @@ class ZstdHeaders:
         Decoded size that the frame states, in bytes, and whether it does.
     window_nbytes
         Window size, in bytes; 0 for a frame that is one segment, whose window is its content.
-    dictionary_id
-        0 means none, stated or not.
+    dictionary_id, has_dictionary_id
+        0 means none, stated or not; and whether one is stated.
     has_checksum
         Whether 4 bytes follow the last block.
     is_reserved
@@ -126,6 +127,7 @@ class ZstdHeaders:
     has_content_size: NDArray[np.bool_]
     window_nbytes: NDArray[np.uint64]
     dictionary_id: NDArray[np.uint64]
+    has_dictionary_id: NDArray[np.bool_]
     has_checksum: NDArray[np.bool_]
     is_reserved: NDArray[np.bool_]
 
@@ -148,6 +150,7 @@ class ZstdHeaders:
             has_content_size=size_nbytes > 0,
             window_nbytes=np.where(is_single, np.uint64(0), window),
             dictionary_id=little_endian_at(heads, dictionary_at, dictionary_nbytes),
+            has_dictionary_id=dictionary_nbytes > 0,
             has_checksum=(descriptor & 4).astype(bool),
             is_reserved=(descriptor & 8).astype(bool),
         )
@@ -155,12 +158,13 @@ class ZstdHeaders:
 
 def little_endian_at(rows: NDArray[np.uint8], start: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Read one little-endian integer a row, each with its own place and its own length of 0 to 8 bytes."""
-    steps = np.arange(8)
-    columns = np.minimum(start[:, None] + steps, rows.shape[1] - 1)
-    taken = np.take_along_axis(rows, columns, axis=1).astype(np.uint64)
-    kept = np.where(steps < count[:, None], taken, np.uint64(0))
-    result: NDArray[np.uint64] = (kept << (steps.astype(np.uint64) * np.uint64(8))).sum(axis=1, dtype=np.uint64)
-    return result
+    n, width = rows.shape
+    padded = np.zeros((n, width + 8), np.uint8)  # so that 8 bytes can be read from every place
+    padded[:, :width] = rows
+    # every 8 bytes of a row as one overlapping integer; picking one a row beats picking 8 bytes
+    windows = np.ndarray((n, width + 1), "<u8", padded, strides=(width + 8, 1))
+    picked: NDArray[np.uint64] = windows[np.arange(n), np.minimum(start, width)].astype(np.uint64)
+    return picked & _LOW_BYTES[count]
 
 
 def _skippable_frame(data: memoryview, offset: int) -> ZstdFrame | None:

@@ -20,7 +20,9 @@ from zarr.storage import MemoryStore, WrapperStore
 import xgpuzarr.xarray_backend
 from tests.fake_device import FakeDeviceArray, fake_device  # noqa: F401  # a fixture
 from xgpuzarr import ReadOptions, UnsupportedError
-from xgpuzarr.xarray_backend import GpuZarrBackendArray, GpuZarrBackendEntrypoint
+from xgpuzarr.backend_array import GpuZarrBackendArray
+from xgpuzarr.chunk_manager import PreferredBlocks
+from xgpuzarr.xarray_backend import GpuZarrBackendEntrypoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,14 +92,16 @@ def assert_same(actual: xr.Dataset, expected: xr.Dataset) -> None:
     for name, wanted in expected.variables.items():
         got = actual.variables[name]
         assert got.dtype == wanted.dtype, name
-        assert comparable(got.encoding) == comparable(wanted.encoding), name
+        wanted_encoding = comparable(wanted.encoding)
+        assert wanted_encoding | comparable(got.encoding) == wanted_encoding, name
         if wanted.dtype.kind not in "OT":
             assert got.to_numpy().tobytes() == wanted.to_numpy().tobytes(), name
 
 
 def comparable(encoding: dict[Any, Any]) -> dict[Any, Any]:
-    """Values with their types, and NaN as equal to itself."""
-    return {key: (type(value), str(value)) for key, value in encoding.items()}
+    """Values with their types, and NaN as equal to itself. On the device the default blocks are larger."""
+    on_device = isinstance(encoding.get("preferred_chunks"), PreferredBlocks)
+    return {k: (type(v), str(v)) for k, v in encoding.items() if not (on_device and k == "preferred_chunks")}
 
 
 def test_identical_to_engine_zarr(store: str) -> None:
@@ -359,6 +363,54 @@ def test_a_group_that_is_not_there(store: str) -> None:
 def test_route_device_is_for_data_variables(store: str) -> None:
     with pytest.raises(UnsupportedError, match="route='device' was asked for"):
         open_here(store, options=ReadOptions(route="device"))
+
+
+@pytest.mark.usefixtures("fake_device")
+def test_variables_can_be_sent_elsewhere_by_name(store: str) -> None:
+    opened = open_here(store, device="cuda", device_variables=["height", "lat_bounds"], host_variables="plain")
+    on_device = {name for name, v in opened.variables.items() if isinstance(v.data, FakeDeviceArray)}
+    assert on_device == {"packed", "flag", "height", "lat_bounds"}
+    assert_same(opened.as_numpy(), xr.open_dataset(store, engine="zarr"))
+
+
+@pytest.mark.usefixtures("fake_device")
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"device_variables": ["lat"]}, UnsupportedError, "variable 'lat' cannot be on the device: index"),
+        ({"device_variables": ["label"]}, UnsupportedError, "'label' cannot be on the device: CuPy has no str64 dtype"),
+        ({"device_variables": ["when"]}, UnsupportedError, "'when' cannot be on the device: xarray decodes it"),
+        ({"device_variables": ["nothing"]}, ValueError, r"no variables \['nothing'\] in the dataset"),
+        ({"host_variables": ["nothing"]}, ValueError, r"no variables \['nothing'\] in the dataset"),
+        ({"host_variables": ["plain"], "device_variables": ["plain"]}, ValueError, r"both name \['plain'\]"),
+        ({"cf_float": "float16"}, ValueError, "cf_float must be None or 'float32', got 'float16'"),
+    ],
+)
+def test_what_cannot_be_is_refused(store: str, kwargs: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        open_here(store, device="cuda", **kwargs)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.usefixtures("fake_device")
+def test_cf_float_halves_what_float32_holds(tmp_path: Path, device: str) -> None:
+    path = str(tmp_path / "packed.zarr")
+    values = {"i2": np.arange(-3, 3, dtype="i2"), "i4": np.arange(-3, 3, dtype="i4"), "f8": np.arange(6.0)}
+    attributes = {"scale_factor": 0.1, "add_offset": 1.5, "missing_value": -1}
+    xr.Dataset(
+        {name: ("x", v, attributes) for name, v in values.items()}, {"c": ("x", values["i2"], attributes)}
+    ).to_zarr(path)
+    opened = open_here(path, device=device, cf_float="float32").set_coords("c").as_numpy()
+    assert {name: v.dtype.name for name, v in opened.variables.items()} == {
+        "i2": "float32",
+        "i4": "float64",
+        "f8": "float64",
+        "c": "float64",
+    }
+    scaled = values["i2"].astype("f4") * np.float32(0.1) + np.float32(1.5)
+    scaled[2] = np.nan
+    np.testing.assert_array_equal(opened.i2.to_numpy(), scaled)
+    np.testing.assert_allclose(opened.i2, xr.open_dataset(path, engine="zarr").i2, rtol=1e-6)
 
 
 def test_an_unknown_device_is_refused(store: str) -> None:

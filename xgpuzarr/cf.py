@@ -9,7 +9,7 @@ Formula and attributes: CF conventions, sections 2.5.1 "Missing data" and 8.1 "P
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Cast", "Mask", "Scale", "Step", "decode", "host_reason"]
+__all__ = ["Cast", "Mask", "Scale", "Step", "decode", "host_reason", "in_float32"]
 
 DEVICE_KINDS = "biufc"
 """Kinds of dtype that CuPy has: bool, int, unsigned, float, complex."""
@@ -150,6 +150,26 @@ def host_reason(dtype: np.dtype[Any], steps: Iterable[Step]) -> str:
             return reason
         dtype = step.dtype
     return ""
+
+
+def in_float32(dtype: np.dtype[Any], steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Make steps that give float64 give float32, where float32 holds every stored value exactly.
+
+    Parameters
+    ----------
+    dtype
+        dtype of the stored values.
+    steps
+        First step first.
+
+    Returns
+    -------
+    tuple of Step
+        The steps as they are for other stored values: of a 32 bit integer, more would equal a rounded fill value.
+    """
+    if not (dtype.kind in "iu" and dtype.itemsize <= 2) and not (dtype.kind == "f" and dtype.itemsize <= 4):
+        return steps
+    return tuple(replace(step, dtype=np.dtype(np.float32)) if step.dtype == np.float64 else step for step in steps)
 
 
 def _cast_reason(source: np.dtype[Any], target: np.dtype[Any]) -> str:

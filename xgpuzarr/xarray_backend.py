@@ -4,43 +4,32 @@
    under each variable, made from the array that is already open.
 2. xarray decodes CF lazily. Its own code settles dtypes, attributes and encoding, and reads what it must (the first
    time stamps) on the host.
-3. `_place` then looks at each data variable: the lazy steps that xarray has stacked on it are folded into the array
-   itself, as `xgpuzarr.cf` steps, and the array is told where its values go. Coordinates, bounds, scalars, times,
-   strings, and variables with a step that cannot be folded stay as xarray made them.
+3. `xgpuzarr.placement` moves the data variables to the device, and their decoding with them.
 
-This is the only module that knows xarray's internals.
+xarray imports this module in every process that lists its engines: zarr, dask and CUDA come in when a store is opened.
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import xarray as xr
-from xarray.backends.common import BackendArray, BackendEntrypoint, _normalize_path
+from xarray.backends.common import BackendEntrypoint, _normalize_path
 from xarray.backends.zarr import ZarrBackendEntrypoint, ZarrStore
-from xarray.coding.common import _ElementwiseFunctionArray
-from xarray.coding.variables import BoolTypeArray, NativeEndiannessArray, _apply_mask, _scale_offset_decoding
 from xarray.core import indexing
 from xarray.core.utils import close_on_error
 
-from xgpuzarr import cf
+from xgpuzarr.backend_array import GpuZarrBackendArray
 from xgpuzarr.options import ReadOptions
+from xgpuzarr.placement import Placement, place
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
 
-    from xgpuzarr.array import ZarrArray
     from xgpuzarr.options import Device
-    from xgpuzarr.plan.layout import ArrayLayout
 
-__all__ = ["DeviceVariable", "GpuZarrBackendArray", "GpuZarrBackendEntrypoint"]
-
-COORDINATE_ATTRIBUTES = ("coordinates", "bounds", "climatology", "grid_mapping")
-"""CF attributes that name the coordinates, cell bounds and projections of other variables."""
+__all__ = ["GpuZarrBackendEntrypoint"]
 
 
 class GpuZarrBackendEntrypoint(BackendEntrypoint):
@@ -73,6 +62,9 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         use_zarr_fill_value_as_mask: bool | None = None,
         cache_members: bool = True,
         device: Device = "auto",
+        device_variables: Iterable[Hashable] = (),
+        host_variables: Iterable[Hashable] = (),
+        cf_float: Literal["float32"] | None = None,
         options: ReadOptions | None = None,
     ) -> xr.Dataset:
         """Open one group lazily.
@@ -88,15 +80,27 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         device
             "cuda": numeric data variables give CuPy arrays on the current device. "cpu": NumPy arrays. "auto": "cuda"
             if a device is usable, else "cpu" with one warning for the process.
+        device_variables
+            Names of coordinates, bounds or scalars that go to the device too.
+        host_variables
+            Names of data variables that stay on the host.
+        cf_float
+            "float32": decode 8 and 16 bit integers, float16 and float32 with scale, offset or fill value in float32,
+            where xarray's rule would give float64. Half the memory; the last digits differ.
         options
             How to read; never changes a result.
 
         Raises
         ------
         FileNotFoundError
-            No store there, or no such group.
+            No store there.
+        KeyError
+            No such group.
+        ValueError
+            A parameter has no such value, or names a variable that is not there.
         UnsupportedError
-            ``options.route`` is "device" and a data variable needs the host.
+            A variable in `device_variables` cannot be on the device, or ``options.route`` is "device" and a data
+            variable needs the host.
         """
         store: _Store = _Store.open_group(
             _normalize_path(filename_or_obj),
@@ -108,9 +112,9 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             use_zarr_fill_value_as_mask=_fill_value_as_mask(use_zarr_fill_value_as_mask, mask_and_scale),
             cache_members=cache_members,
         )
+        placement = _placement(device, device_variables, host_variables, cf_float, options)
         return store.open_dataset(
-            device,
-            options or ReadOptions(),
+            placement,
             mask_and_scale=mask_and_scale,
             decode_times=decode_times,
             concat_characters=concat_characters,
@@ -138,12 +142,16 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         zarr_format: int | None = None,
         use_zarr_fill_value_as_mask: bool | None = None,
         device: Device = "auto",
+        device_variables: Iterable[Hashable] = (),
+        host_variables: Iterable[Hashable] = (),
+        cf_float: Literal["float32"] | None = None,
         options: ReadOptions | None = None,
     ) -> dict[str, xr.Dataset]:
         """Open a group and all groups below it lazily, by their paths relative to it.
 
         Parameters and errors are those of `open_dataset`.
         """
+        placement = _placement(device, device_variables, host_variables, cf_float, options)
         parent = "/" + group.strip("/") if group else "/"
         stores = _Store.open_store(
             _normalize_path(filename_or_obj),
@@ -156,8 +164,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         )
         return {
             _relative(path, parent) if group else path: store.open_dataset(
-                device,
-                options or ReadOptions(),
+                placement,
                 mask_and_scale=mask_and_scale,
                 decode_times=decode_times,
                 concat_characters=concat_characters,
@@ -178,148 +185,16 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         return tree
 
 
-class GpuZarrBackendArray(BackendArray):
-    """A stored array as xarray's lazy variables hold it; indexing reads, and decodes CF where it was folded in.
-
-    Parameters
-    ----------
-    zarr_array
-        Reads stored values.
-    dtype
-        dtype of the result: after `steps`, or what xarray takes the stored values for where it decodes itself.
-    steps
-        CF decoding of the stored values.
-    target_block_bytes
-        See `ReadOptions`.
-    """
-
-    def __init__(
-        self,
-        zarr_array: ZarrArray,
-        *,
-        dtype: np.dtype[Any],
-        steps: tuple[cf.Step, ...] = (),
-        target_block_bytes: int,
-    ) -> None:
-        self.zarr_array = zarr_array
-        self.shape = zarr_array.shape
-        self.dtype = dtype
-        self.steps = steps
-        self.target_block_bytes = target_block_bytes
-
-    @property
-    def name(self) -> str:
-        """Path of the array in its store."""
-        return self.zarr_array.name
-
-    @property
-    def layout(self) -> ArrayLayout | None:
-        """The stored array; None where zarr-python reads it."""
-        return self.zarr_array.layout
-
-    @property
-    def device(self) -> str:
-        """Where results live: "cuda" or "cpu"."""
-        return self.zarr_array.device
-
-    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
-        if isinstance(key, indexing.VectorizedIndexer):
-            stored = self.zarr_array.vindex[key.tuple]
-        elif isinstance(key, indexing.OuterIndexer):
-            stored = self.zarr_array.oindex[key.tuple]
-        else:
-            stored = self.zarr_array[key.tuple]
-        return cf.decode(stored, self.steps)
-
-    async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
-        """Read in a thread of its own; a device result is complete when this returns."""
-        if self.device == "cpu":
-            return await asyncio.to_thread(self.__getitem__, key)
-        import cupy
-
-        device = cupy.cuda.Device()
-
-        def read() -> Any:
-            with device:
-                result = self[key]
-                cupy.cuda.get_current_stream().synchronize()
-            return result
-
-        return await asyncio.to_thread(read)
-
-    def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return (self.zarr_array.__dask_tokenize__(), str(self.dtype), repr(self.steps))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.zarr_array!r}, dtype={self.dtype}, steps={self.steps})"
-
-
-class DeviceVariable(xr.Variable):
-    """A lazy variable whose values go to the device; xarray does not keep what it reads of it.
-
-    `xarray.open_dataset` wraps the data of every variable in a cache (``cache=True``), which would hold device memory
-    for as long as the dataset lives. It does so by setting `data`, which here leaves the cache out.
-    """
-
-    __slots__ = ()
-
-    @property
-    def data(self) -> Any:
-        """The values: on the device, and read at each call while the variable is lazy."""
-        return super().data
-
-    @data.setter
-    def data(self, data: Any) -> None:
-        if isinstance(data, indexing.MemoryCachedArray):
-            data = data.array
-        if isinstance(data, indexing.CopyOnWriteArray):
-            data = _CopyOnWriteDeviceArray(data.array)
-        xr.Variable.data.fset(self, data)  # type: ignore[attr-defined]
-
-
-class _CopyOnWriteDeviceArray(indexing.CopyOnWriteArray):
-    """Assignment to a lazy variable reads it to the device first; xarray's own class would go through NumPy."""
-
-    __slots__ = ()
-
-    def _ensure_copied(self) -> None:
-        if not self._copied:
-            self.array = indexing.as_indexable(self.get_duck_array())  # type: ignore[no-untyped-call]
-            self._copied = True
-
-    def __setitem__(self, indexer: Any, value: Any) -> None:
-        super().__setitem__(indexer, _on_device(value))
-
-    def _oindex_set(self, indexer: Any, value: Any) -> None:
-        super()._oindex_set(indexer, _on_device(value))
-
-    def _vindex_set(self, indexer: Any, value: Any) -> None:
-        super()._vindex_set(indexer, _on_device(value))
-
-    def __array__(self, dtype: Any = None, /, *, copy: bool | None = None) -> Any:
-        raise TypeError(
-            "the variable is on the device and NumPy was asked for; copy it to the host with .as_numpy(), or open "
-            "the store with device='cpu'"
-        )
-
-
-def _on_device(value: Any) -> Any:
-    """xarray makes assigned values NumPy arrays, which CuPy takes only where they are scalars."""
-    import cupy
-
-    return cupy.asarray(value)
-
-
 class _Store(ZarrStore):
     """xarray's Zarr store with our arrays under its variables."""
 
     __slots__ = ("_options",)
 
-    def open_dataset(self, device: Device, options: ReadOptions, **decoders: Any) -> xr.Dataset:
+    def open_dataset(self, placement: Placement, **decoders: Any) -> xr.Dataset:
         """Decode the group of this store and put its data variables where their values should go."""
-        self._options = options
+        self._options = replace(placement.options, route="auto")
         with close_on_error(self):
-            dataset = _place(ZarrBackendEntrypoint().open_dataset("", store=self, **decoders), device, options)
+            dataset = place(ZarrBackendEntrypoint().open_dataset("", store=self, **decoders), placement)
         dataset.set_close(self.close)
         return dataset
 
@@ -328,88 +203,32 @@ class _Store(ZarrStore):
 
         variable: xr.Variable = super().open_store_variable(name)  # type: ignore[no-untyped-call]
         lazy: Any = variable._data  # noqa: SLF001
-        options = replace(self._options, route="auto")
-        zarr_array = ZarrArray(lazy.array.get_array(), device="cpu", options=options)
-        array = GpuZarrBackendArray(zarr_array, dtype=variable.dtype, target_block_bytes=options.target_block_bytes)
+        zarr_array = ZarrArray(lazy.array.get_array(), device="cpu", options=self._options)
+        array = GpuZarrBackendArray(
+            zarr_array, dtype=variable.dtype, target_block_bytes=self._options.target_block_bytes
+        )
         variable.data = indexing.LazilyIndexedArray(array)
         return variable
 
 
-def _place(dataset: xr.Dataset, device: Device, options: ReadOptions) -> xr.Dataset:
-    """Put each data variable where its values should go; coordinates stay on the host."""
-    from xgpuzarr.array import resolve_device
-
-    resolved = resolve_device(device)
-    host_names = _names_of_coordinates(dataset.variables)
-    data = {
-        name: _placed(variable, resolved, options) if name not in host_names else variable
-        for name, variable in ((name, dataset.variables[name]) for name in dataset.data_vars)
-    }
-    coordinates = {name: dataset.variables[name] for name in dataset.coords}
-    placed = xr.Dataset(data, coords=xr.Coordinates(coordinates, indexes={}), attrs=dataset.attrs)
-    placed.encoding = dataset.encoding
-    return placed
-
-
-def _placed(variable: xr.Variable, device: str, options: ReadOptions) -> xr.Variable:
-    """Fold the CF steps of a variable into its array, if that can take them; else leave the variable as it is."""
-    from xgpuzarr.array import ZarrArray
-
-    folded = _folded(variable._data)  # noqa: SLF001
-    if variable.ndim == 0 or folded is None:
-        return variable
-    array, steps = folded
-    if cf.host_reason(array.zarr_array.dtype, steps):
-        return variable
-    zarr_array = ZarrArray(array.zarr_array._zarr, device=device, options=options)  # noqa: SLF001
-    placed = GpuZarrBackendArray(
-        zarr_array, dtype=variable.dtype, steps=steps, target_block_bytes=options.target_block_bytes
+def _placement(
+    device: Device,
+    device_variables: Iterable[Hashable],
+    host_variables: Iterable[Hashable],
+    cf_float: Literal["float32"] | None,
+    options: ReadOptions | None,
+) -> Placement:
+    return Placement(
+        device=device,
+        options=options or ReadOptions(),
+        device_variables=_names(device_variables),
+        host_variables=_names(host_variables),
+        cf_float=cf_float,
     )
-    lazy = indexing.LazilyIndexedArray(placed)
-    kind = DeviceVariable if zarr_array.device == "cuda" else xr.Variable
-    return kind(variable.dims, lazy, variable.attrs, variable.encoding)
 
 
-def _folded(data: Any) -> tuple[GpuZarrBackendArray, tuple[cf.Step, ...]] | None:
-    """Find the array below xarray's lazy decoding and the steps on it, first step first; None if one is not ours."""
-    steps: list[cf.Step] = []
-    while not isinstance(data, indexing.LazilyIndexedArray):
-        if isinstance(data, (BoolTypeArray, NativeEndiannessArray)):
-            step: cf.Step | None = cf.Cast(data.dtype)
-        elif isinstance(data, _ElementwiseFunctionArray):
-            step = _step(data.func, data.dtype.newbyteorder("="))
-        else:
-            return None
-        if step is None:
-            return None
-        steps.insert(0, step)
-        data = data.array
-    return (data.array, tuple(steps)) if isinstance(data.array, GpuZarrBackendArray) else None
-
-
-def _step(function: Any, dtype: np.dtype[Any]) -> cf.Step | None:
-    """Translate one of xarray's lazy functions; None for one that is not known."""
-    if not isinstance(function, functools.partial) or function.args:
-        return None
-    bound = function.keywords
-    if function.func is np.asarray:
-        return cf.Cast(dtype)
-    if function.func is _apply_mask:
-        return cf.Mask(dtype, tuple(bound["encoded_fill_values"]), bound["decoded_fill_value"])
-    if function.func is _scale_offset_decoding:
-        return cf.Scale(dtype, bound["scale_factor"], bound["add_offset"])
-    return None
-
-
-def _names_of_coordinates(variables: Mapping[Hashable, xr.Variable]) -> set[str]:
-    """Names that the CF attributes of any variable point to as coordinates, bounds and the like."""
-    return {
-        name.rstrip(":")
-        for variable in variables.values()
-        for where in (variable.attrs, variable.encoding)
-        for attribute in COORDINATE_ATTRIBUTES
-        for name in str(where.get(attribute, "")).split()
-    }
+def _names(names: Iterable[Hashable]) -> frozenset[Hashable]:
+    return frozenset([names] if isinstance(names, str) else names)
 
 
 def _fill_value_as_mask(asked: bool | None, mask_and_scale: bool | Mapping[str, bool]) -> bool | None:

@@ -1,0 +1,125 @@
+"""A variable on the device, in the places where xarray would bring it back to the host or fail.
+
+* xarray caches what it reads of a lazy variable, which would hold device memory for as long as the dataset lives.
+* Assignment to a lazy variable copies it with NumPy first.
+* `ds.t * np.cos(ds.lat)` mixes it with a coordinate, which is on the host; CuPy refuses that. The host operand, mostly
+  small, is copied to the device instead. The result is a `DeviceVariable` again, so whole expressions work.
+
+What comes out of `xarray.apply_ufunc` (`where`, `np.sqrt`, `weighted`) is a plain variable, and CuPy refuses to mix it
+with host data: ``.gpuzarr.to_device()`` on the other operand is the way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from xarray.core import indexing
+
+from xgpuzarr.backend_array import GpuZarrBackendArray
+from xgpuzarr.chunk_manager import BlockVariable
+from xgpuzarr.transfer import DEVICE_KINDS, is_on_device, to_device
+
+__all__ = ["DeviceVariable", "stored_array"]
+
+
+class DeviceVariable(BlockVariable):
+    """A variable whose values are on the device, read or not."""
+
+    __slots__ = ()
+
+    @property
+    def data(self) -> Any:
+        """The values: on the device, and read at each call while the variable is lazy."""
+        return super().data
+
+    @data.setter
+    def data(self, data: Any) -> None:
+        if isinstance(data, indexing.MemoryCachedArray):
+            data = data.array
+        if isinstance(data, indexing.CopyOnWriteArray):
+            data = _CopyOnWriteDeviceArray(data.array)
+        xr.Variable.data.fset(self, data)  # type: ignore[attr-defined]
+
+    def reduce(self, *args: Any, **kwargs: Any) -> Any:
+        """Reduce as `xarray.Variable.reduce` does."""
+        return self._kept(super().reduce(*args, **kwargs))
+
+    def _binary_op(self, other: Any, f: Any, reflexive: bool = False) -> Any:
+        return self._kept(super()._binary_op(self._beside(other), f, reflexive))  # type: ignore[no-untyped-call]
+
+    def _inplace_binary_op(self, other: Any, f: Any) -> Any:
+        return super()._inplace_binary_op(self._beside(other), f)  # type: ignore[no-untyped-call]
+
+    def __array_wrap__(self, obj: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        return self._kept(super().__array_wrap__(obj, context, return_scalar))  # type: ignore[no-untyped-call]
+
+    def _kept(self, result: Any) -> Any:
+        """Make a result of arithmetic a variable of this class."""
+        if not isinstance(result, xr.Variable):
+            return result
+        return type(self)(result.dims, result._data, result.attrs, result.encoding, fastpath=True)  # noqa: SLF001
+
+    def _beside(self, other: Any) -> Any:
+        """Copy an operand on the host to the device, if it has numbers and the variable is there."""
+        stored = stored_array(self._data)
+        on_device = is_on_device(self._data) if stored is None else stored.device == "cuda"
+        is_variable = isinstance(other, xr.Variable)
+        if not (on_device and (is_variable or isinstance(other, np.ndarray)) and other.dtype.kind in DEVICE_KINDS):
+            return other
+        if not is_variable:
+            return to_device(other)
+        data = other.data
+        if hasattr(self._data, "__dask_graph__") and not hasattr(data, "__dask_graph__"):
+            data = other.to_base_variable().chunk().data  # so that the copy is made by the workers
+        return xr.Variable(other.dims, to_device(data), other.attrs)
+
+
+def _reflected(name: str) -> Any:
+    inherited = getattr(BlockVariable, name)
+
+    def operator(self: DeviceVariable, other: Any) -> Any:
+        return inherited(self, other)
+
+    return operator
+
+
+# Python asks the right operand first only if its class defines the operator itself.
+for _name in ["radd", "rsub", "rmul", "rpow", "rtruediv", "rfloordiv", "rmod", "rand", "rxor", "ror"]:
+    setattr(DeviceVariable, f"__{_name}__", _reflected(f"__{_name}__"))
+
+
+class _CopyOnWriteDeviceArray(indexing.CopyOnWriteArray):
+    """Assignment to a lazy variable reads it to the device first; xarray's own class would go through NumPy."""
+
+    __slots__ = ()
+
+    def _ensure_copied(self) -> None:
+        if not self._copied:
+            self.array = indexing.as_indexable(self.get_duck_array())  # type: ignore[no-untyped-call]
+            self._copied = True
+
+    # xarray makes assigned values NumPy arrays, which CuPy takes only where they are scalars.
+
+    def __setitem__(self, indexer: Any, value: Any) -> None:
+        super().__setitem__(indexer, to_device(value))
+
+    def _oindex_set(self, indexer: Any, value: Any) -> None:
+        super()._oindex_set(indexer, to_device(value))
+
+    def _vindex_set(self, indexer: Any, value: Any) -> None:
+        super()._vindex_set(indexer, to_device(value))
+
+    def __array__(self, dtype: Any = None, /, *, copy: bool | None = None) -> Any:
+        raise TypeError(
+            "the variable is on the device and NumPy was asked for; copy it to the host with .as_numpy(), or open "
+            "the store with device='cpu'"
+        )
+
+
+def stored_array(data: Any) -> GpuZarrBackendArray | None:
+    """Find the stored array below the lazy data of a variable; None for data that is in memory or computed."""
+    while isinstance(data, indexing.ExplicitlyIndexed) and not isinstance(data, GpuZarrBackendArray):
+        data = getattr(data, "array", None)
+    return data if isinstance(data, GpuZarrBackendArray) else None

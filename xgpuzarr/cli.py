@@ -1,0 +1,90 @@
+"""The command `xgpuzarr`: look into stores, ask what this machine can do, see it work. None of it needs a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xgpuzarr import __version__
+from xgpuzarr.errors import XGpuZarrError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Parameters
+    ----------
+    argv
+        Arguments after the program's name; None takes those of this process.
+
+    Returns
+    -------
+    int
+        Exit code: 0, or 1 after an error that was printed. Wrong arguments end the process with 2.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except (XGpuZarrError, OSError) as error:
+        print(f"xgpuzarr: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="xgpuzarr", description="Read Zarr stores into GPU memory.")
+    parser.add_argument("--version", action="version", version=f"xgpuzarr {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    inspect = commands.add_parser(
+        "inspect", help="list a store's arrays: shapes, codecs, sizes, and where they are decoded"
+    )
+    inspect.add_argument("store", help="folder, .zip file or URL")
+    inspect.add_argument("--json", action="store_true", help="write JSON; sizes in bytes")
+    inspect.set_defaults(run=_inspect)
+
+    doctor = commands.add_parser("doctor", help="say what this machine can do, and what is missing")
+    doctor.add_argument("store", nargs="?", help="local store, whose file system matters to GPUDirect Storage")
+    doctor.set_defaults(run=_doctor)
+
+    demo = commands.add_parser("demo", help="convert two climate runs to Zarr, read them and draw the warming")
+    demo.add_argument("--output", type=Path, default=Path("demo-output"), help="folder to write to (%(default)s)")
+    demo.add_argument(
+        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="where to compute (%(default)s)"
+    )
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+# Each command imports what it needs: inspect, say, must not wait for dask.
+
+
+def _inspect(arguments: argparse.Namespace) -> None:
+    from xgpuzarr.inspection import as_text, inspect_store
+
+    entries = inspect_store(arguments.store)
+    if arguments.json:
+        print(json.dumps({"store": arguments.store, "arrays": [asdict(entry) for entry in entries]}, indent=2))
+    else:
+        print(as_text(arguments.store, entries))
+
+
+def _doctor(arguments: argparse.Namespace) -> None:
+    from xgpuzarr.system import format_report, probe
+
+    print(format_report(probe(arguments.store)))
+
+
+def _demo(arguments: argparse.Namespace) -> None:
+    from xgpuzarr.demo import run_demo
+
+    run_demo(arguments.output, device=arguments.device)

@@ -1,0 +1,195 @@
+"""What does a store hold, and where would each array be decoded?
+
+1. Walk the store's keys, not its metadata: one broken array must not hide the others.
+2. Open each array; what cannot be opened keeps its error as the reason.
+3. Take the codec chain and its route from the array's layout. No chunk is read and no device is needed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import zarr
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.errors import BaseZarrError
+
+from xgpuzarr.errors import UnsupportedError, XGpuZarrError
+from xgpuzarr.opening import as_store, open_zarr_array
+from xgpuzarr.plan.layout import layout_of
+from xgpuzarr.plan.read_plan import format_nbytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from zarr.abc.store import Store
+
+    from xgpuzarr.opening import StoreLike
+
+__all__ = ["ArrayEntry", "as_text", "inspect_store"]
+
+MAX_DEPTH = 64
+"""Deepest group looked into: a link to a folder above it must not be followed for ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayEntry:
+    """One array of a store.
+
+    Attributes
+    ----------
+    path
+        Path in the store; "" for an array that is the store.
+    zarr_format
+        2 or 3; None, as everything below, if the array cannot be opened.
+    shape, dtype
+        Shape, in elements, and the name of the dtype.
+    chunks, shards
+        Shape of the smallest decodable unit, and of a shard; `shards` is None without sharding.
+    codec_chain
+        Codecs in the order of decoding; None if only zarr-python knows them.
+    stored_nbytes
+        Size in the store, in bytes, metadata included; None where the store cannot say.
+    decoded_nbytes
+        Size of the decoded array, in bytes; None for a dtype without a fixed width.
+    route
+        Where a machine with a device decodes its chunks: "device" or "host"; "" for an array that cannot be read.
+    reason
+        Why not on the device; "" if on the device.
+    """
+
+    path: str
+    zarr_format: int | None = None
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    chunks: tuple[int, ...] | None = None
+    shards: tuple[int, ...] | None = None
+    codec_chain: str | None = None
+    stored_nbytes: int | None = None
+    decoded_nbytes: int | None = None
+    route: str = ""
+    reason: str = ""
+
+
+def inspect_store(store: StoreLike, *, storage_options: Mapping[str, Any] | None = None) -> list[ArrayEntry]:
+    """List the arrays of a store, in the order of their paths. Only metadata is read.
+
+    Parameters
+    ----------
+    store
+        A folder, a `.zip` file, a URL, or a zarr-python store.
+    storage_options
+        Options of the file system behind a URL.
+
+    Raises
+    ------
+    FileNotFoundError
+        No group and no array is at `store`.
+    MetadataError, UnsupportedError
+        The store is one array, and it cannot be opened.
+    """
+    try:
+        root = zarr.open_group(
+            as_store(store),
+            mode="r",
+            use_consolidated=False,
+            storage_options=None if storage_options is None else dict(storage_options),
+        )
+    except (BaseZarrError, ImportError, OSError, ValueError, TypeError):
+        # One array, or nothing that can be opened, which its error explains.
+        return [_entry_of(open_zarr_array(store, storage_options=storage_options))]
+    return [_entry(root.store, path) for path in sorted(sync(_array_paths(root.store, root.path)))]
+
+
+def as_text(store_name: str, entries: Sequence[ArrayEntry]) -> str:
+    """Write entries as a tree for a terminal: a line a group, three lines an array, and the sums."""
+    lines = [store_name]
+    above: list[str] = []
+    for entry in entries:
+        *groups, name = entry.path.split("/")
+        shared = next((i for i, pair in enumerate(zip(groups, above, strict=False)) if pair[0] != pair[1]), len(above))
+        lines += [f"{'  ' * (depth + 1)}{group}/" for depth, group in enumerate(groups) if depth >= shared]
+        lines += [f"{'  ' * (len(groups) + 1)}{line}" for line in _array_lines(entry, name)]
+        above = groups
+    on_device = sum(entry.route == "device" for entry in entries)
+    stored = format_nbytes(sum(entry.stored_nbytes or 0 for entry in entries))
+    decoded = format_nbytes(sum(entry.decoded_nbytes or 0 for entry in entries))
+    lines += ["", f"arrays: {len(entries)}, {on_device} on the device route; {stored} stored, {decoded} decoded"]
+    return "\n".join(lines)
+
+
+def _array_lines(entry: ArrayEntry, name: str) -> Iterator[str]:
+    name = name or "(root)"
+    if not entry.route:
+        yield f"{name}  cannot be read"
+        yield f"  {entry.reason}"
+        return
+    grid = f"chunks {entry.chunks}" + (f", shards {entry.shards}" if entry.shards else "")
+    stored, decoded = ("?" if n is None else format_nbytes(n) for n in (entry.stored_nbytes, entry.decoded_nbytes))
+    yield f"{name}  {entry.dtype} {entry.shape}, {grid}, Zarr v{entry.zarr_format}"
+    yield f"  {entry.codec_chain or 'codecs of zarr-python'}; {stored} stored, {decoded} decoded"
+    yield f"  {entry.route}" + (f": {entry.reason}" if entry.reason else "")
+
+
+def _entry(store: Store, path: str) -> ArrayEntry:
+    try:
+        return _entry_of(open_zarr_array(store, path=path))
+    except (XGpuZarrError, FileNotFoundError) as error:
+        return ArrayEntry(path=path, reason=str(error))
+
+
+def _entry_of(array: zarr.Array[Any]) -> ArrayEntry:
+    facts = ArrayEntry(
+        path=array.path,
+        zarr_format=array.metadata.zarr_format,
+        shape=array.shape,
+        dtype=str(array.dtype),
+        stored_nbytes=_stored_nbytes(array),
+    )
+    try:
+        layout = layout_of(array)
+    except UnsupportedError as error:  # zarr-python reads it
+        return replace(facts, route="host", reason=str(error))
+    reasons = [*layout.codec_chain.reasons, *filter(None, [layout.host_result_reason])]
+    return replace(
+        facts,
+        chunks=layout.chunk_shape,
+        shards=layout.object_shape if layout.shard_levels else None,
+        codec_chain=str(layout.codec_chain),
+        decoded_nbytes=None if layout.dtype.kind in "OT" else layout.nbytes,
+        route="host" if reasons else "device",
+        reason="; ".join(reasons),
+    )
+
+
+def _stored_nbytes(array: zarr.Array[Any]) -> int | None:
+    try:
+        return int(array.nbytes_stored())
+    except (NotImplementedError, OSError):  # a store that cannot list
+        return None
+
+
+async def _array_paths(store: Store, path: str, depth: int = 0) -> list[str]:
+    """Paths of all arrays at or below `path`."""
+    names = {name async for name in store.list_dir(path)}
+    prefix = f"{path}/" if path else ""
+    if ".zarray" in names or ("zarr.json" in names and await _is_array(store, f"{prefix}zarr.json")):
+        return [path]
+    if depth == MAX_DEPTH:
+        return []
+    below = [
+        await _array_paths(store, f"{prefix}{name}", depth + 1)
+        for name in names
+        if name != "zarr.json" and not name.startswith(".")
+    ]
+    return [found for paths in below for found in paths]
+
+
+async def _is_array(store: Store, key: str) -> bool:
+    document = await store.get(key, default_buffer_prototype())
+    try:
+        return document is not None and json.loads(document.to_bytes()).get("node_type") != "group"
+    except (ValueError, AttributeError):
+        return True  # so that its error is shown

@@ -21,7 +21,7 @@ def store(tmp_path: Path) -> Path:
     path = tmp_path / "store.zarr"
     root = zarr.create_group(path)
     sharded = root.create_array(
-        "t2m", shape=(6, 8), chunks=(1, 4), shards=(3, 8), dtype=">f4", compressors=zarr.codecs.ZstdCodec()
+        "t2m", shape=(6, 8), chunks=(1, 4), shards=(3, 8), dtype="f4", compressors=zarr.codecs.ZstdCodec()
     )
     sharded[:] = 1
     host = root.create_array("deep/er/lev", shape=(5,), chunks=(2,), dtype="i2", compressors=zarr.codecs.BloscCodec())
@@ -32,9 +32,9 @@ def store(tmp_path: Path) -> Path:
 def test_facts_of_each_array(store: Path) -> None:
     lev, t2m = inspect_store(store)
     assert (lev.path, t2m.path) == ("deep/er/lev", "t2m")
-    assert (t2m.zarr_format, t2m.shape, t2m.dtype) == (3, (6, 8), ">f4")
+    assert (t2m.zarr_format, t2m.shape, t2m.dtype) == (3, (6, 8), "float32")
     assert (t2m.chunks, t2m.shards) == ((1, 4), (3, 8))
-    assert t2m.codec_chain == "zstd | bytes[>f4]"
+    assert t2m.codec_chain == "zstd | bytes[<f4]"
     assert t2m.decoded_nbytes == 6 * 8 * 4
     assert t2m.stored_nbytes == sum(f.stat().st_size for f in (store / "t2m").rglob("*") if f.is_file())
     assert (t2m.route, t2m.reason) == ("device", "")
@@ -44,7 +44,7 @@ def test_facts_of_each_array(store: Path) -> None:
 def test_text_is_a_tree_with_sums(store: Path) -> None:
     lines = as_text("store.zarr", inspect_store(store)).splitlines()
     assert lines[:4] == ["store.zarr", "  deep/", "    er/", "      lev  int16 (5,), chunks (2,), Zarr v3"]
-    assert "  t2m  >f4 (6, 8), chunks (1, 4), shards (3, 8), Zarr v3" in lines
+    assert "  t2m  float32 (6, 8), chunks (1, 4), shards (3, 8), Zarr v3" in lines
     assert lines[-1].startswith("arrays: 2, ")
     assert lines[-1].endswith(", 202 B decoded")
 
@@ -53,10 +53,8 @@ def test_groups_that_share_a_parent_name_it_once() -> None:
     root = zarr.create_group(MemoryStore())
     for path in ("a/b/x", "a/c/x", "a/c/y", "d/c/x"):
         root.create_array(path, shape=(1,), dtype="u1")
-    names = [
-        line.split("  int")[0].split("  uint8")[0] for line in as_text("s", inspect_store(root.store)).splitlines()
-    ]
-    tree = [name for name in names if name.endswith(("/", "x", "y"))]
+    lines = as_text("s", inspect_store(root.store)).splitlines()
+    tree = [line.split("  uint8")[0] for line in lines if line.endswith("/") or "uint8 (1,)" in line]
     assert tree == ["  a/", "    b/", "      x", "    c/", "      x", "      y", "  d/", "    c/", "      x"]
 
 
@@ -83,7 +81,7 @@ def test_a_link_to_the_folder_above_ends(store: Path) -> None:
     assert {entry.path.rsplit("/", 1)[-1] for entry in inspect_store(store)} == {"lev", "t2m"}
 
 
-def test_one_array_is_a_store(store: Path, tmp_path: Path) -> None:
+def test_one_array_is_a_store(store: Path) -> None:
     (entry,) = inspect_store(store / "t2m")
     assert entry.path == ""
     assert entry.shape == (6, 8)

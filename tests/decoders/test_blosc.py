@@ -13,7 +13,7 @@ from numcodecs import Blosc, blosc, zstd
 
 from xgpuzarr.decoders.blosc import FrameBatch, decode_blosc
 from xgpuzarr.errors import XGpuZarrError
-from xgpuzarr.kernels import launch
+from xgpuzarr.kernels import arguments, launch
 from xgpuzarr.plan.blosc_header import BloscHeader, Problem, check_chunk
 
 if TYPE_CHECKING:
@@ -139,6 +139,17 @@ def test_repeats_near_and_far(xp: Any, codec: str, distance: int) -> None:
     problem, out = run(xp, [chunk], len(data))
     assert problem.tolist() == [Problem.NONE]
     assert out[0].tobytes() == data
+
+
+def test_what_the_grid_does_not_hold_is_done_in_turn(xp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid of two blocks stands in for the limit of 2^31 - 1."""
+    monkeypatch.setattr(arguments, "_MAX_BLOCKS", 2)
+    kinds = list(itertools.product(CODECS, SHUFFLES))
+    sources = [elements(100_000, 4, seed) for seed in range(len(kinds))]
+    chunks = [encode(s, 4, codec=c, shuffle=f, blocksize=8192) for s, (c, f) in zip(sources, kinds, strict=True)]
+    problem, out = run(xp, chunks, 100_000)
+    assert not problem.any()
+    assert [row.tobytes() for row in out] == sources
 
 
 def test_empty_batches_and_empty_chunks(xp: Any) -> None:

@@ -47,7 +47,7 @@ int main() {{
 
 def entry_points(source: str) -> list[str]:
     """Names of the kernels in a source text."""
-    return re.findall(r'extern "C" __global__ void (\w+)\(', source)
+    return re.findall(r'extern "C" __global__ void (?:__launch_bounds__\(.*\)\s+)?(\w+)\(', source)
 
 
 def build_driver(source: Path, folder: Path) -> Path:

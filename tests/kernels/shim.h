@@ -1,7 +1,8 @@
-// Runs the kernels' own sources on the host: what CUDA gives a kernel, a loop over the grid, and calls by name over a pipe.
+// Runs the kernels' own sources on the host: what CUDA gives a kernel, a loop over the grid, and calls by name over a
+// pipe.
 //
-// Threads run one after the other, so kernels may not wait for each other (none does). Every array argument is copied into an
-// allocation of exactly its size, so the address sanitizer sees the first byte read or written outside.
+// Threads run one after the other, so kernels may not wait for each other (none does). Every array argument is copied
+// into an allocation of exactly its size, so the address sanitizer sees the first byte read or written outside.
 #pragma once
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +16,7 @@
 #define __host__
 #define __device__
 #define __forceinline__ inline
+#define __launch_bounds__(...)
 
 struct ThreadPosition {
     unsigned x = 0, y = 0, z = 0;

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from xgpuzarr.errors import XGpuZarrError
-from xgpuzarr.kernels import launch
+from xgpuzarr.kernels import arguments, launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -457,9 +457,65 @@ def test_launchers_refuse_arguments_that_do_not_fit(xp: Any) -> None:
         launch.scatter_slices(out, out, **good)
 
 
+def test_what_the_grid_does_not_hold_is_done_in_turn(
+    xp: Any, to_numpy: ToNumpy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grid of three blocks stands in for the limit of 2^31 - 1."""
+    monkeypatch.setattr(arguments, "_MAX_BLOCKS", 3)
+    source = random_elements((40, 3000), "<f4")
+    key = (slice(None), slice(None))
+    coords, out_start, count, inner_start, step = slices_of_chunks((40, 3000), (3, 1000), key)
+    rows, strides = stored_chunks(source, (3, 1000), coords, (0, 1))
+    status = launch.new_status()
+    batch, out = xp.asarray(rows), xp.asarray(np.zeros_like(source))
+    launch.scatter_slices(
+        batch,
+        out,
+        out_start=out_start,
+        count=count,
+        inner_start=inner_start,
+        step=step,
+        chunk_shape=(3, 1000),
+        chunk_strides=strides,
+        status=status,
+    )
+    assert same_bytes(to_numpy(out), source)
+    filled = xp.asarray(np.zeros_like(source))
+    launch.fill_slices(filled, np.float32(7), out_start=out_start, count=count, status=status)
+    assert (to_numpy(filled) == 7).all()
+    gathered = xp.asarray(np.zeros(10_000, dtype="<f4"))
+    launch.gather_elements(
+        batch,
+        gathered,
+        group_row=[np.arange(10_000) // 3000],
+        group_inner=[np.arange(10_000) % 3000],
+        n_group_rows=[len(coords)],
+        slot=np.arange(len(coords)),
+        chunk_nbytes=12_000,
+        fill_value=np.float32(0),
+        status=status,
+    )
+    assert same_bytes(to_numpy(gathered), rows.reshape(-1).view("<f4")[:10_000])
+    copied = xp.asarray(np.zeros(rows.size, dtype=np.uint8))
+    offset = np.arange(len(coords), dtype=np.int64) * 12_000
+    launch.copy_bytes(
+        batch.reshape(-1),
+        copied,
+        source_offset=offset,
+        out_offset=offset,
+        nbytes=np.full_like(offset, 12_000),
+        mean_nbytes=12_000,
+        status=status,
+    )
+    assert same_bytes(to_numpy(copied), rows.reshape(-1))
+    launch.write_guards(copied, offset, 64, status=status)
+    assert not to_numpy(launch.check_guards(copied, offset, 64)).any()
+    launch.check_status(status, "three blocks")
+
+
 def test_importing_the_kernels_imports_no_cupy() -> None:
     code = (
         "import sys; sys.modules['cupy'] = None\n"
-        "import xgpuzarr.kernels, xgpuzarr.kernels.compile, xgpuzarr.kernels.launch"
+        "import xgpuzarr.kernels.launch, xgpuzarr.kernels.launch_blosc, xgpuzarr.kernels.launch_checksums"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

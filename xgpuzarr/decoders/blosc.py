@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from xgpuzarr.kernels import launch, launch_blosc, launch_checksums
+from xgpuzarr.kernels.arguments import check_bytes, device_column
 from xgpuzarr.kernels.launch_blosc import GUARD_NBYTES, HeaderRow, Kind, StreamRow
 from xgpuzarr.plan.blosc_header import Problem
 
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 
     import cupy
 
-    from xgpuzarr.kernels.launch import Column
+    from xgpuzarr.kernels.arguments import Column
 
-__all__ = ["FrameBatch", "decode_blosc"]
+__all__ = ["DecodeFrames", "FrameBatch", "decode_blosc"]
 
 _INPUT_ALIGNMENT = 8  # a multiple of what nvCOMP asks of deflate's input
 
@@ -59,6 +60,10 @@ class FrameBatch:
     total_nbytes: int
 
 
+type DecodeFrames = Callable[[FrameBatch], tuple[cupy.ndarray, cupy.ndarray]]
+"""Decodes frames; returns the decoded size of each, in bytes, and its status, 0 for success."""
+
+
 def decode_blosc(
     encoded: cupy.ndarray,
     offset: Column,
@@ -68,7 +73,7 @@ def decode_blosc(
     out: cupy.ndarray,
     status: cupy.ndarray,
     out_offset: Column | None = None,
-    decode_frames: Callable[[FrameBatch], tuple[cupy.ndarray, cupy.ndarray]] | None = None,
+    decode_frames: DecodeFrames | None = None,
 ) -> cupy.ndarray:
     """Decode a batch of Blosc chunks on the current stream.
 
@@ -89,8 +94,7 @@ def decode_blosc(
     out_offset
         int64 ``(n_chunks,)``: where each chunk goes in `out`, in bytes; by default chunk c to ``c * chunk_nbytes``.
     decode_frames
-        Who decodes Zstandard and deflate streams, by default nvCOMP: returns the decoded size of each frame, in bytes,
-        and its status, 0 for success.
+        Who decodes Zstandard and deflate streams; by default nvCOMP.
 
     Returns
     -------
@@ -100,43 +104,22 @@ def decode_blosc(
     """
     import cupy
 
-    launch.check_bytes(encoded, "encoded")
-    launch.check_bytes(out, "out")
+    check_bytes(encoded, "encoded")
+    check_bytes(out, "out")
     n_chunks = len(offset)
     if n_chunks == 0:
         return cupy.zeros(0, dtype=np.int32)
-    offset, nbytes = launch.device_column(offset, (n_chunks,)), launch.device_column(nbytes, (n_chunks,))
+    offset, nbytes = device_column(offset, (n_chunks,)), device_column(nbytes, (n_chunks,))
     headers, problem = launch_blosc.read_headers(encoded, offset, nbytes, chunk_nbytes)
     if chunk_nbytes == 0:
         return problem
-    sums = cupy.cumsum(headers[HeaderRow.N_BLOCKS :], axis=1)
-    firsts = sums - headers[HeaderRow.N_BLOCKS :]
-    max_blocksize = cupy.where(headers[HeaderRow.N_STREAMS] > 0, headers[HeaderRow.BLOCKSIZE], 0).max()
-    numbers = cupy.concatenate([sums[:, -1], max_blocksize[None]]).tolist()
-    n_blocks, n_streams, scratch_nbytes, max_stream_nbytes = (int(number) for number in numbers)
-    scratch = cupy.empty(scratch_nbytes, dtype=np.uint8)
-    if n_streams:
-        table, block_start, block_end = launch_blosc.read_streams(
-            encoded,
-            offset,
-            nbytes,
-            headers=headers,
-            firsts=firsts,
-            n_blocks=n_blocks,
-            n_streams=n_streams,
-            problem=problem,
-        )
-        _find_overlaps(block_start, block_end, problem)
-        streams = _Streams(encoded, table, scratch, max_stream_nbytes, problem, status)
-        streams.copy_raw()
-        launch_blosc.decode_streams(encoded, scratch, table, problem)
-        for kind in (Kind.DEFLATE, Kind.ZSTD):
-            streams.decode_frames(kind, decode_frames or _decode_with_nvcomp)
+    batch = _Batch(encoded, offset, nbytes, headers, problem, status)
+    scratch, scratch_offset = batch.decode_streams(decode_frames or _decode_with_nvcomp)
     launch_blosc.unshuffle_chunks(
         encoded,
         offset,
         scratch=scratch,
-        scratch_offset=firsts[-1],
+        scratch_offset=scratch_offset,
         headers=headers,
         out=out,
         chunk_nbytes=chunk_nbytes,
@@ -145,6 +128,48 @@ def decode_blosc(
         status=status,
     )
     return problem
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """Chunks with their headers read, and what is found wrong with them on the way."""
+
+    encoded: cupy.ndarray
+    offset: cupy.ndarray
+    nbytes: cupy.ndarray
+    headers: cupy.ndarray
+    problem: cupy.ndarray
+    status: cupy.ndarray
+
+    def decode_streams(self, decode: DecodeFrames) -> tuple[cupy.ndarray, cupy.ndarray]:
+        """Decode every stream of every chunk. Returns scratch, and where each chunk's part of it starts."""
+        import cupy
+
+        sizes = self.headers[HeaderRow.N_BLOCKS :]
+        sums = cupy.cumsum(sizes, axis=1)
+        has_streams = self.headers[HeaderRow.N_STREAMS] > 0
+        max_blocksize = cupy.where(has_streams, self.headers[HeaderRow.BLOCKSIZE], 0).max()
+        numbers = cupy.concatenate([sums[:, -1], max_blocksize[None]]).tolist()
+        n_blocks, n_streams, scratch_nbytes, max_stream_nbytes = (int(number) for number in numbers)
+        scratch = cupy.empty(scratch_nbytes, dtype=np.uint8)
+        if n_streams:
+            table, block_start, block_end = launch_blosc.read_streams(
+                self.encoded,
+                self.offset,
+                self.nbytes,
+                headers=self.headers,
+                firsts=sums - sizes,
+                n_blocks=n_blocks,
+                n_streams=n_streams,
+                problem=self.problem,
+            )
+            _find_overlaps(block_start, block_end, self.problem)
+            streams = _Streams(self.encoded, table, scratch, max_stream_nbytes, self.problem, self.status)
+            streams.copy_raw()
+            launch_blosc.decode_streams(self.encoded, scratch, table, self.problem)
+            for kind in (Kind.DEFLATE, Kind.ZSTD):
+                streams.decode_frames(kind, decode)
+        return scratch, (sums - sizes)[-1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,7 +198,7 @@ class _Streams:
             status=self.status,
         )
 
-    def decode_frames(self, kind: Kind, decode: Callable[[FrameBatch], tuple[cupy.ndarray, cupy.ndarray]]) -> None:
+    def decode_frames(self, kind: Kind, decode: DecodeFrames) -> None:
         """Decode the streams of one kind, of chunks without a problem so far, and look for damage around them."""
         import cupy
 

@@ -1,6 +1,7 @@
 // Decoded chunks into the output, the output's missing chunks, and the guard zones around a decoder's outputs.
 //
-// Batches are byte buffers; elements are `itemsize` bytes. Offsets and strides are in bytes here: the launchers convert.
+// Batches are byte buffers; elements are `itemsize` bytes. Offsets and strides are in bytes here: the launchers
+// convert.
 #include "common.cuh"
 
 // ---- regions: one chunk's part of the output ------------------------------------------------------------------------
@@ -21,11 +22,11 @@ struct Regions {
 
 // One region, its trailing axes merged into runs that are contiguous on both sides.
 struct Region {
-    i64 source;     // byte offset of the first element in the chunk
-    i64 out;        // byte offset of the first element in the output
-    i64 run_nbytes; // bytes contiguous on both sides
-    i64 n_runs;     // runs in the region; 0 where there is nothing to copy
-    i32 outer_ndim; // leading axes that still have to be walked
+    i64 source;      // byte offset of the first element in the chunk
+    i64 out;         // byte offset of the first element in the output
+    i64 run_nbytes;  // bytes contiguous on both sides
+    i64 n_runs;      // runs in the region; 0 where there is nothing to copy
+    i32 outer_ndim;  // leading axes that still have to be walked
     i32 unit_nbytes;
 };
 
@@ -94,8 +95,8 @@ struct PatternSource {
     }
 };
 
-// Units first, first + stride, ... of a region. `Index` is 32 bits wide wherever the region allows: the divisions that turn
-// an index into coordinates cost several times more in 64.
+// Units first, first + stride, ... of a region. `Index` is 32 bits wide wherever the region allows: the divisions that
+// turn an index into coordinates cost several times more in 64.
 template <class Unit, class Index, class Source>
 XGZ_FN void write_units(const Regions& regions, i64 chunk, const Region& region, const Source& source, MutableBytes out,
                         i64 first, i64 stride) {
@@ -134,10 +135,10 @@ XGZ_FN void write_region(const Regions& regions, i64 chunk, const Region& region
 // Copies the regions of chunks into the output: one block a (chunk, tile), `tiles` of them a chunk.
 //
 // Chunk c starts at chunk_offset[c], or at c * chunk_nbytes where chunk_offset is null.
-extern "C" __global__ void scatter_slices(
-    const u8* batch, i64 batch_nbytes, const i64* chunk_offset, i64 chunk_nbytes, u8* out, i64 out_nbytes,
-    const i64* out_start, const i64* count, const i64* inner_start, i64 n_chunks, const i64* axes, i32 ndim,
-    i64 itemsize, i32 word_nbytes, i64 tiles, i32* status) {
+extern "C" __global__ void scatter_slices(const u8* batch, i64 batch_nbytes, const i64* chunk_offset, i64 chunk_nbytes,
+                                          u8* out, i64 out_nbytes, const i64* out_start, const i64* count,
+                                          const i64* inner_start, i64 n_chunks, const i64* axes, i32 ndim, i64 itemsize,
+                                          i32 word_nbytes, i64 tiles, i32* status) {
     const i64 n_cells = n_chunks * ndim;
     const Regions regions{{out_start, n_cells}, {count, n_cells}, {inner_start, n_cells}, {axes, 5 * ndim}, ndim};
     for (i64 work = blockIdx.x; work < n_chunks * tiles; work += gridDim.x) {
@@ -164,8 +165,8 @@ extern "C" __global__ void scatter_slices(
 //
 // The axis table describes the output twice, as source and as destination, with step 1.
 extern "C" __global__ void fill_slices(const u8* pattern, i64 pattern_nbytes, u8* out, i64 out_nbytes,
-                                       const i64* out_start, const i64* count, i64 n_regions, const i64* axes,
-                                       i32 ndim, i64 itemsize, i64 tiles, i32* status) {
+                                       const i64* out_start, const i64* count, i64 n_regions, const i64* axes, i32 ndim,
+                                       i64 itemsize, i64 tiles, i32* status) {
     const i64 n_cells = n_regions * ndim;
     const Regions regions{{out_start, n_cells}, {count, n_cells}, {out_start, n_cells}, {axes, 5 * ndim}, ndim};
     for (i64 work = blockIdx.x; work < n_regions * tiles; work += gridDim.x) {
@@ -257,18 +258,26 @@ XGZ_FN bool gather_element(const Gather& gather, i64 element) {
     return true;
 }
 
-// Fills output elements from tables: position p of group g lies in chunk row row[start_g + p] of that group, `inner` bytes
-// into the chunk; the groups' inner offsets add up, and so do their rows times the row strides, which index `slot`.
-// Slot s starts at chunk_offset[s], or at s * chunk_nbytes where chunk_offset is null.
+// Fills output elements from tables: position p of group g lies in chunk row row[start_g + p] of that group, `inner`
+// bytes into the chunk; the groups' inner offsets add up, and so do their rows times the row strides, which index
+// `slot`. Slot s starts at chunk_offset[s], or at s * chunk_nbytes where chunk_offset is null.
 extern "C" __global__ void gather_elements(const u8* batch, i64 batch_nbytes, const i64* chunk_offset, i64 n_slots,
                                            i64 chunk_nbytes, u8* out, i64 n_elements, const i32* row, const i64* inner,
                                            i64 table_size, const i64* groups, i32 n_groups, const i32* slot,
                                            i64 n_chunks, const u8* fill, i64 fill_nbytes, i64 itemsize, i32 word_nbytes,
                                            i32* status) {
-    const Gather gather{{batch, batch_nbytes}, {out, n_elements * itemsize}, {chunk_offset, n_slots},
-                        {inner, table_size},   {groups, 3 * n_groups},       {row, table_size},
-                        {slot, n_chunks},      {fill, fill_nbytes},          chunk_nbytes,
-                        itemsize,              n_groups,                     word_nbytes};
+    const Gather gather{{batch, batch_nbytes},
+                        {out, n_elements * itemsize},
+                        {chunk_offset, n_slots},
+                        {inner, table_size},
+                        {groups, 3 * n_groups},
+                        {row, table_size},
+                        {slot, n_chunks},
+                        {fill, fill_nbytes},
+                        chunk_nbytes,
+                        itemsize,
+                        n_groups,
+                        word_nbytes};
     const i64 stride = static_cast<i64>(gridDim.x) * blockDim.x;
     bool good = true;
     for (i64 i = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; i < n_elements; i += stride) {
@@ -299,8 +308,8 @@ extern "C" __global__ void copy_bytes(const u8* source, i64 source_nbytes, u8* o
 // Byte i of a guard zone. It changes with i, so a decoder that overruns with one repeated byte is seen.
 XGZ_FN u8 guard_byte(i64 i) { return static_cast<u8>(0xA5 + 37 * i); }
 
-extern "C" __global__ void write_guards(u8* buffer, i64 buffer_nbytes, const i64* offset, i64 n_guards, i64 guard_nbytes,
-                                        i32* status) {
+extern "C" __global__ void write_guards(u8* buffer, i64 buffer_nbytes, const i64* offset, i64 n_guards,
+                                        i64 guard_nbytes, i32* status) {
     const i64 stride = static_cast<i64>(gridDim.x) * blockDim.x;
     for (i64 i = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; i < n_guards * guard_nbytes; i += stride) {
         const i64 guard = i / guard_nbytes, byte = i - guard * guard_nbytes;

@@ -1,8 +1,8 @@
-// Checksums of byte ranges, in parallel within each range: a thread does one segment, and what it finds is moved to where the
-// segment stands and added to the range's total. That works because all but XXH64 are linear in the bytes.
+// Checksums of byte ranges, in parallel within each range: a thread does one segment, and what it finds is moved to
+// where the segment stands and added to the range's total. That works because all but XXH64 are linear in the bytes.
 //
-// Sources: RFC 1950 (Adler-32); RFC 1952 and RFC 3720 (CRC-32 and CRC-32C, their polynomials reflected); HDF5's H5checksum.c for
-// its Fletcher-32, which is of big-endian words; xxHash's xxhash_spec.md (XXH64).
+// Sources: RFC 1950 (Adler-32); RFC 1952 and RFC 3720 (CRC-32 and CRC-32C, their polynomials reflected); HDF5's
+// H5checksum.c for its Fletcher-32, which is of big-endian words; xxHash's xxhash_spec.md (XXH64).
 #include "common.cuh"
 
 enum { SEGMENT_NBYTES = 1024 };
@@ -30,24 +30,27 @@ XGZ_FN u64 load_8_bytes(Bytes bytes, i64 at) {
 // `x` modulo `modulus`, with `modulus` itself for its multiples other than 0: what folding carries back gives.
 XGZ_FN u64 fold(u64 x, u64 modulus) { return x == 0 ? 0 : (x - 1) % modulus + 1; }
 
-// Words w_0 ... w_(n-1) of a range: adds the sum of w_i and the sum of (n - i) w_i, folded, to sums[2 r] and sums[2 r + 1].
-// Words are bytes, or big-endian pairs of bytes, a single last byte the higher one.
+// Words w_0 ... w_(n-1) of a range: adds the sum of w_i and the sum of (n - i) w_i, folded, to sums[2 r] and sums[2 r +
+// 1]. Words are bytes, or big-endian pairs of bytes, a single last byte the higher one.
 extern "C" __global__ void weighted_sums(const u8* buffer, i64 buffer_nbytes, const i64* offset, const i64* nbytes,
                                          i64 n_ranges, i64 n_segments, i32 word_nbytes, u32 modulus, u64* sums,
                                          i32* status) {
     const Ranges ranges{{buffer, buffer_nbytes}, {offset, n_ranges}, {nbytes, n_ranges}, n_ranges};
     const i64 stride = static_cast<i64>(gridDim.x) * blockDim.x;
-    for (i64 work = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; work < n_ranges * n_segments; work += stride) {
+    for (i64 work = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; work < n_ranges * n_segments;
+         work += stride) {
         const i64 r = work / n_segments;
         const Bytes range = ranges.range(r);
         if (!ranges.holds(r)) report({status, 1}, 1);
-        for (i64 start = (work - r * n_segments) * SEGMENT_NBYTES; start < range.size; start += n_segments * SEGMENT_NBYTES) {
+        for (i64 start = (work - r * n_segments) * SEGMENT_NBYTES; start < range.size;
+             start += n_segments * SEGMENT_NBYTES) {
             const i64 stop = smaller(range.size, start + SEGMENT_NBYTES);
             u64 sum = 0, weighted = 0;
             for (i64 at = start; at < stop; at += 8) {
                 const u64 eight = load_8_bytes(range, at);
                 for (i64 i = 0; i < smaller(8, stop - at); i += word_nbytes) {
-                    sum += word_nbytes == 1 ? byte_of(eight, i) : static_cast<u64>(byte_of(eight, i)) << 8 | byte_of(eight, i + 1);
+                    sum += word_nbytes == 1 ? byte_of(eight, i)
+                                            : static_cast<u64>(byte_of(eight, i)) << 8 | byte_of(eight, i + 1);
                     weighted += sum;
                 }
             }
@@ -85,11 +88,13 @@ extern "C" __global__ void crc_remainders(const u8* buffer, i64 buffer_nbytes, c
     const Ranges ranges{{buffer, buffer_nbytes}, {offset, n_ranges}, {nbytes, n_ranges}, n_ranges};
     const Span<const u32> table{powers, n_powers};
     const i64 stride = static_cast<i64>(gridDim.x) * blockDim.x;
-    for (i64 work = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; work < n_ranges * n_segments; work += stride) {
+    for (i64 work = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; work < n_ranges * n_segments;
+         work += stride) {
         const i64 r = work / n_segments;
         const Bytes range = ranges.range(r);
         if (!ranges.holds(r)) report({status, 1}, 1);
-        for (i64 start = (work - r * n_segments) * SEGMENT_NBYTES; start < range.size; start += n_segments * SEGMENT_NBYTES) {
+        for (i64 start = (work - r * n_segments) * SEGMENT_NBYTES; start < range.size;
+             start += n_segments * SEGMENT_NBYTES) {
             const i64 stop = smaller(range.size, start + SEGMENT_NBYTES);
             u32 remainder = start == 0 ? 0xFFFFFFFFu : 0;
             for (i64 at = start; at < stop; at += 8) {

@@ -1,7 +1,7 @@
 // What every kernel is built on: fixed-width integers, runs of memory that know their length, and byte order.
 //
-// The sources compile with NVRTC, so no header of the host is included. The same text compiles with g++ for the tests, which
-// run it on the host under the address and undefined-behaviour sanitizers.
+// The sources compile with NVRTC, so no header of the host is included. The same text compiles with g++ for the tests,
+// which run it on the host under the address and undefined-behaviour sanitizers.
 #ifndef XGPUZARR_COMMON_CUH
 #define XGPUZARR_COMMON_CUH
 
@@ -19,8 +19,8 @@ struct alignas(16) u128 {
 
 #define XGZ_FN __host__ __device__ __forceinline__
 
-// A run of memory that knows its length. Kernels reach memory only through it: a load outside gives zero, a store outside is
-// dropped, so a wrong offset can never touch another buffer.
+// A run of memory that knows its length. Kernels reach memory only through it: a load outside gives zero, a store
+// outside is dropped, so a wrong offset can never touch another buffer.
 template <class T, class Size = i64>
 struct Span {
     T* data;
@@ -68,9 +68,7 @@ XGZ_FN i32 alignment_of(u64 bits) {
 
 XGZ_FN u16 reverse_bytes(u16 x) { return static_cast<u16>((x << 8) | (x >> 8)); }
 
-XGZ_FN u32 reverse_bytes(u32 x) {
-    return (x << 24) | ((x & 0x0000FF00u) << 8) | ((x >> 8) & 0x0000FF00u) | (x >> 24);
-}
+XGZ_FN u32 reverse_bytes(u32 x) { return (x << 24) | ((x & 0x0000FF00u) << 8) | ((x >> 8) & 0x0000FF00u) | (x >> 24); }
 
 XGZ_FN u64 reverse_bytes(u64 x) {
     return (static_cast<u64>(reverse_bytes(static_cast<u32>(x))) << 32) | reverse_bytes(static_cast<u32>(x >> 32));
@@ -115,8 +113,8 @@ XGZ_FN u64 load_u64(Bytes bytes, i64 at) {
     return load_u32(bytes, at) | static_cast<u64>(load_u32(bytes, at + 4)) << 32;
 }
 
-// Copies equally long runs, thread `first` of `stride` threads doing its share. The destination is written in aligned words;
-// a source that is not aligned with it is read in aligned words too, two to each word written.
+// Copies equally long runs, thread `first` of `stride` threads doing its share. The destination is written in aligned
+// words; a source that is not aligned with it is read in aligned words too, two to each word written.
 XGZ_FN void copy_run(Bytes source, MutableBytes out, i64 first, i64 stride) {
     const i64 head = smaller(out.size, static_cast<i64>((0 - address_of(out.data)) & 15));
     const i64 shift = static_cast<i64>((address_of(source.data) + head) & 7);

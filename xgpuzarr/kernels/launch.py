@@ -25,39 +25,46 @@ Rules
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from xgpuzarr.errors import XGpuZarrError
+from xgpuzarr.kernels.arguments import (
+    axis_table,
+    check_batch,
+    check_bytes,
+    check_out,
+    check_strides,
+    device_column,
+    fill_pattern,
+    group_table,
+    joined_tables,
+    launch,
+    threads_of,
+    tiles_of,
+)
 from xgpuzarr.kernels.compile import kernel_function
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import cupy
-    from numpy.typing import NDArray
+
+    from xgpuzarr.kernels.arguments import Column
 
 __all__ = [
     "SLOT_FILL",
     "SLOT_SKIP",
-    "Column",
-    "check_bytes",
     "check_guards",
     "check_status",
     "copy_bytes",
-    "device_column",
     "fill_slices",
     "gather_elements",
-    "launch",
     "new_status",
     "scatter_slices",
-    "tiles_of",
     "write_guards",
 ]
-
-type Column = cupy.ndarray | NDArray[Any]
-"""Integers for the device: already there, or a NumPy array to be copied."""
 
 SLOT_SKIP = -1
 """Slot of a chunk that is not in this batch: its elements stay as they are."""
@@ -65,8 +72,6 @@ SLOT_FILL = -2
 """Slot of a missing chunk: its elements become the fill value."""
 
 _SOURCE = "assemble.cu"
-_MAX_BLOCKS = 2**31 - 1  # grid limit in x; kernels stride over what is left
-_TILE_NBYTES = 32 * 1024  # bytes one block copies: enough units a thread to pay for finding the region
 
 
 def new_status() -> cupy.ndarray:
@@ -131,17 +136,17 @@ def scatter_slices(
     """
     itemsize, n_chunks = out.itemsize, len(out_start)
     chunk_nbytes = math.prod(chunk_shape) * itemsize
-    _check_batch(batch, n_chunks, chunk_nbytes, chunk_offset)
-    _check_out(out, word_nbytes)
-    _check_strides(chunk_shape, chunk_strides, chunk_nbytes // itemsize)
+    check_batch(batch, n_chunks, chunk_nbytes, chunk_offset)
+    check_out(out, word_nbytes)
+    check_strides(chunk_shape, chunk_strides, chunk_nbytes // itemsize)
     if n_chunks == 0 or out.size == 0:
         return
-    axes = _axis_table(out, step, chunk_shape, chunk_strides)
+    axes = axis_table(out, step, chunk_shape, chunk_strides)
     tiles = tiles_of(chunk_nbytes)
     launch(
         kernel_function(_SOURCE, "scatter_slices"),
         n_chunks * tiles,
-        _threads(chunk_nbytes),
+        threads_of(chunk_nbytes),
         batch,
         np.int64(batch.nbytes),
         None if chunk_offset is None else device_column(chunk_offset, (n_chunks,)),
@@ -177,17 +182,17 @@ def fill_slices(
     status
         From `new_status`.
     """
-    _check_out(out, 1)
+    check_out(out, 1)
     n_regions = len(out_start)
     if n_regions == 0 or out.size == 0:
         return
     strides = [stride // out.itemsize for stride in out.strides]
-    pattern = _fill_pattern(fill_value, out.dtype)
+    pattern = fill_pattern(fill_value, out.dtype)
     tiles = tiles_of(out.nbytes // n_regions)
     launch(
         kernel_function(_SOURCE, "fill_slices"),
         n_regions * tiles,
-        _threads(out.nbytes // n_regions),
+        threads_of(out.nbytes // n_regions),
         pattern,
         np.int64(pattern.nbytes),
         out,
@@ -195,7 +200,7 @@ def fill_slices(
         device_column(out_start, (n_regions, out.ndim)),
         device_column(count, (n_regions, out.ndim)),
         np.int64(n_regions),
-        _axis_table(out, [1] * out.ndim, out.shape, strides),
+        axis_table(out, [1] * out.ndim, out.shape, strides),
         np.int32(out.ndim),
         np.int64(out.itemsize),
         np.int64(tiles),
@@ -250,15 +255,15 @@ def gather_elements(
     """
     import cupy
 
-    _check_out(out, word_nbytes)
+    check_out(out, word_nbytes)
     check_bytes(batch, "batch")
     if out.size == 0:
         return
     if slot.shape != (math.prod(n_group_rows),):
         msg = f"slot has shape {slot.shape}, the groups' chunk rows {tuple(n_group_rows)} need one entry each"
         raise ValueError(msg)
-    rows = _joined(group_row, out.shape, np.int32)
-    pattern = _fill_pattern(fill_value, out.dtype)
+    rows = joined_tables(group_row, out.shape, np.int32)
+    pattern = fill_pattern(fill_value, out.dtype)
     n_slots = batch.nbytes // max(chunk_nbytes, 1) if chunk_offset is None else len(chunk_offset)
     launch(
         kernel_function(_SOURCE, "gather_elements"),
@@ -272,9 +277,9 @@ def gather_elements(
         out,
         np.int64(out.size),
         rows,
-        _joined(group_inner, out.shape, np.int64) * out.itemsize,
+        joined_tables(group_inner, out.shape, np.int64) * out.itemsize,
         np.int64(rows.size),
-        _group_table(out.shape, n_group_rows),
+        group_table(out.shape, n_group_rows),
         np.int32(out.ndim),
         cupy.asarray(slot, dtype=np.int32),
         np.int64(slot.size),
@@ -318,7 +323,7 @@ def copy_bytes(
     launch(
         kernel_function(_SOURCE, "copy_bytes"),
         n_runs * tiles,
-        _threads(mean_nbytes),
+        threads_of(mean_nbytes),
         source,
         np.int64(source.nbytes),
         out,
@@ -372,102 +377,3 @@ def check_guards(buffer: cupy.ndarray, offset: Column, guard_nbytes: int) -> cup
         broken,
     )
     return broken
-
-
-def launch(function: cupy.RawKernel, n_blocks: int, n_threads: int, *args: cupy.ndarray | np.generic | None) -> None:
-    """Queue `function` on the current stream; `n_blocks` beyond the grid limit are left to the kernel's own stride."""
-    function((min(n_blocks, _MAX_BLOCKS),), (n_threads,), args)
-
-
-def device_column(values: Column, shape: tuple[int, ...]) -> cupy.ndarray:
-    """`values` on the device, contiguous; ValueError unless they are int64 of `shape`."""
-    import cupy
-
-    if values.dtype != np.int64 or values.shape != shape:
-        msg = f"column is {values.dtype} {values.shape}, needs int64 {shape}"
-        raise ValueError(msg)
-    return cupy.ascontiguousarray(cupy.asarray(values))
-
-
-def _joined(tables: Sequence[Column], sizes: Sequence[int], dtype: type[np.generic]) -> cupy.ndarray:
-    """Join the groups' tables, on the device."""
-    import cupy
-
-    if [table.shape for table in tables] != [(size,) for size in sizes]:
-        msg = f"tables have shapes {[table.shape for table in tables]}, the output's groups have sizes {list(sizes)}"
-        raise ValueError(msg)
-    if not tables:
-        return cupy.zeros(0, dtype=dtype)
-    return cupy.concatenate([cupy.asarray(table, dtype=dtype) for table in tables])
-
-
-def _axis_table(
-    out: cupy.ndarray, step: Sequence[int], chunk_shape: Sequence[int], chunk_strides: Sequence[int]
-) -> cupy.ndarray:
-    """int64 (5, ndim) on the device: step, chunk shape, chunk stride, output shape, output stride; strides in bytes."""
-    import cupy
-
-    itemsize = out.itemsize
-    rows = [step, chunk_shape, [stride * itemsize for stride in chunk_strides], out.shape, out.strides]
-    if any(len(row) != out.ndim for row in rows):
-        msg = f"step, chunk_shape and chunk_strides need one entry for each of the output's {out.ndim} axes"
-        raise ValueError(msg)
-    return cupy.asarray(np.array(rows, dtype=np.int64).reshape(5, out.ndim))
-
-
-def _group_table(sizes: Sequence[int], n_group_rows: Sequence[int]) -> cupy.ndarray:
-    """int64 (3, n_groups) on the device: positions, first entry in the joined tables, distance of rows in `slot`."""
-    import cupy
-
-    starts = [sum(sizes[:g]) for g in range(len(sizes))]
-    row_strides = [math.prod(n_group_rows[g + 1 :]) for g in range(len(sizes))]
-    return cupy.asarray(np.array([sizes, starts, row_strides], dtype=np.int64).reshape(3, len(sizes)))
-
-
-def _fill_pattern(fill_value: np.generic, dtype: np.dtype[np.generic]) -> cupy.ndarray:
-    """Bytes of `fill_value`, repeated to a multiple of 16 (the widest store), on the device."""
-    import cupy
-
-    element = np.asarray(fill_value, dtype=dtype).tobytes()
-    return cupy.asarray(np.frombuffer(element * (math.lcm(len(element), 16) // len(element)), dtype=np.uint8))
-
-
-def check_bytes(buffer: cupy.ndarray, name: str) -> None:
-    """Raise ValueError unless `buffer` is contiguous bytes."""
-    if buffer.dtype != np.uint8 or not buffer.flags.c_contiguous:
-        msg = f"{name} is {buffer.dtype} {buffer.shape}, needs contiguous uint8"
-        raise ValueError(msg)
-
-
-def _check_batch(batch: cupy.ndarray, n_chunks: int, chunk_nbytes: int, chunk_offset: Column | None) -> None:
-    check_bytes(batch, "batch")
-    if chunk_offset is None and batch.nbytes < n_chunks * chunk_nbytes:
-        msg = f"batch has {batch.nbytes} bytes, {n_chunks} chunks of {chunk_nbytes} bytes need more"
-        raise ValueError(msg)
-
-
-def _check_out(out: cupy.ndarray, word_nbytes: int) -> None:
-    if not out.flags.c_contiguous:
-        msg = f"out has strides {out.strides}, needs C order"
-        raise ValueError(msg)
-    if word_nbytes not in (1, 2, 4, 8) or out.itemsize % word_nbytes != 0:
-        msg = f"word_nbytes is {word_nbytes}, needs 1, 2, 4 or 8, a divisor of the itemsize {out.itemsize}"
-        raise ValueError(msg)
-
-
-def _check_strides(shape: Sequence[int], strides: Sequence[int], size: int) -> None:
-    """Every element of a chunk lies inside it; with this the device only has to check coordinates."""
-    last = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
-    if size > 0 and (any(stride < 0 for stride in strides) or last >= size):
-        msg = f"chunk_strides {tuple(strides)} reach outside a chunk of shape {tuple(shape)}"
-        raise ValueError(msg)
-
-
-def tiles_of(nbytes: int) -> int:
-    """Blocks of threads that share `nbytes` bytes of work."""
-    return max(1, -(-nbytes // _TILE_NBYTES))
-
-
-def _threads(nbytes: int) -> int:
-    """Threads a block: fewer where a tile has fewer 16-byte units than a full block has threads."""
-    return min(256, max(32, -(-nbytes // 512) * 32))

@@ -1,4 +1,4 @@
-"""How do Blosc chunks become bytes on the device? The launchers of ``blosc.cu``; `xgpuzarr.decoders.blosc` runs them.
+"""How do Blosc chunks become bytes on the device? The launchers of ``blosc.cu`` and ``unshuffle.cu``.
 
 ==================  ================================================================================================
 `read_headers`      what each chunk's header says, checked
@@ -7,7 +7,8 @@
 `unshuffle_chunks`  blocks in scratch, and chunks stored as plain copies, into the output
 ==================  ================================================================================================
 
-The rules of `xgpuzarr.kernels.launch` hold. Tables are int64 on the device, one row a field; the enums name the rows.
+`xgpuzarr.decoders.blosc` runs them in this order. The rules of `xgpuzarr.kernels.launch` hold. Tables are int64 on the
+device, one row a field; the enums name the rows.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from xgpuzarr.kernels.arguments import check_bytes, device_column, launch, tiles_of
 from xgpuzarr.kernels.compile import kernel_function
-from xgpuzarr.kernels.launch import check_bytes, device_column, launch, tiles_of
 
 if TYPE_CHECKING:
     import cupy
 
-    from xgpuzarr.kernels.launch import Column
+    from xgpuzarr.kernels.arguments import Column
 
 __all__ = [
     "GUARD_NBYTES",
@@ -247,7 +248,7 @@ def unshuffle_chunks(
     n_chunks = len(offset)
     tiles = tiles_of(chunk_nbytes)
     launch(
-        kernel_function(_SOURCE, "unshuffle_chunks"),
+        kernel_function("unshuffle.cu", "unshuffle_chunks"),
         n_chunks * tiles,
         256,
         encoded,

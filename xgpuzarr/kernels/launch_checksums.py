@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from xgpuzarr.kernels.arguments import check_bytes, device_column, launch
 from xgpuzarr.kernels.compile import kernel_function
-from xgpuzarr.kernels.launch import check_bytes, device_column, launch
 
 if TYPE_CHECKING:
     import cupy
 
-    from xgpuzarr.kernels.launch import Column
+    from xgpuzarr.kernels.arguments import Column
 
 __all__ = ["adler32", "crc32", "crc32c", "fletcher32", "xxh64"]
 

@@ -36,7 +36,7 @@ _MIN_SPLIT_ELEMENTS = 128
 
 
 class Problem(IntEnum):
-    """What is wrong with a chunk. The numbers are those of ``kernels/blosc.cu``."""
+    """What is wrong with a chunk. The numbers are those of ``kernels/blosc.cuh``."""
 
     NONE = 0
     SHORT = 1

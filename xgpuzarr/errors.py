@@ -56,7 +56,9 @@ class MissingDependencyError(XGpuZarrError, ImportError):
     """An optional package is needed; the message holds the install line."""
 
 
-def chunk_label(array: str, chunk: tuple[int, ...], key: str, offset: int = 0, nbytes: int | None = None) -> str:
+def chunk_label(
+    array: str, chunk: tuple[int, ...], key: str, store: str, offset: int = 0, nbytes: int | None = None
+) -> str:
     """Name one chunk the way every message does.
 
     Parameters
@@ -67,13 +69,15 @@ def chunk_label(array: str, chunk: tuple[int, ...], key: str, offset: int = 0, n
         Chunk coordinates in the array's chunk grid.
     key
         Key of the stored object.
+    store
+        Name of the store.
     offset, nbytes
         Byte range inside the object; ``nbytes=None`` means the whole object.
 
     Examples
     --------
-    >>> chunk_label("t2m", (3, 0, 1), "t2m/c/3/0/1", 0, 16)
-    "array 't2m', chunk (3, 0, 1) (key 't2m/c/3/0/1', bytes 0:16)"
+    >>> chunk_label("t2m", (3, 0, 1), "t2m/c/3/0/1", "era5.zarr", 0, 16)
+    "array 't2m', chunk (3, 0, 1) (key 't2m/c/3/0/1' of store 'era5.zarr', bytes 0:16)"
     """
-    where = f"key {key!r}" if nbytes is None else f"key {key!r}, bytes {offset}:{offset + nbytes}"
-    return f"array {array!r}, chunk {chunk} ({where})"
+    span = "" if nbytes is None else f", bytes {offset}:{offset + nbytes}"
+    return f"array {array!r}, chunk {chunk} (key {key!r} of store {store!r}{span})"

@@ -51,12 +51,6 @@ N_AHEAD = 2
 WAVE_DECODED_NBYTES = 256 << 20
 """Decoded bytes a wave aims at: many frames for one call, and still several waves to overlap in one read."""
 
-MIN_N_AHEAD = 2
-"""Waves read, or being read, before their work is queued."""
-
-WAVE_DECODED_NBYTES = 32 << 20
-"""Waves of a small read are not cut below this: the launches of a wave take a fixed time."""
-
 MIN_WAVE_DECODED_NBYTES = 32 << 20
 """Waves of a small read are not cut below this: the launches of a wave take a fixed time."""
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from json import JSONDecodeError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numcodecs
 import zarr
 from zarr.abc.store import Store
 from zarr.errors import BaseZarrError
 from zarr.storage import LocalStore, StorePath, ZipStore
 
 from xgpuzarr.errors import MetadataError, MissingDependencyError, UnsupportedError
+from xgpuzarr.plan.layout import chunk_codecs
 from xgpuzarr.readers.host import LocalReader
 from xgpuzarr.readers.store import StoreReader
 
@@ -67,13 +70,14 @@ def open_zarr_array(
     name = f"array {path!r}" if path else "array"
     opened = as_store(store)
     try:
-        return zarr.open_array(
+        array = zarr.open_array(
             store=opened,
             path=path,
             mode="r",
             zarr_format=zarr_format,
             storage_options=None if storage_options is None else dict(storage_options),
         )
+        _make_codecs(array)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"no Zarr store at {store!s}; give the folder, .zip file or URL of one") from error
     except JSONDecodeError as error:
@@ -82,6 +86,7 @@ def open_zarr_array(
         raise MissingDependencyError(f"store {store!s}: {error}") from error
     except (BaseZarrError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise _explained(error, opened, str(store), path, name) from error
+    return array
 
 
 def reader_for(array: zarr.Array[Any], options: ReadOptions) -> LocalReader | StoreReader:
@@ -104,6 +109,14 @@ def as_store(store: StoreLike) -> Any:
     return store
 
 
+def _make_codecs(array: zarr.Array[Any]) -> None:
+    """Make every numcodecs codec of a v3 array now: zarr-python finds out that one is missing when a chunk is read."""
+    if array.metadata.zarr_format == 3:
+        for codec in chunk_codecs(array):
+            if (name := codec.to_dict()["name"]).startswith("numcodecs."):
+                numcodecs.get_codec({"id": name.removeprefix("numcodecs."), **codec.to_dict()["configuration"]})
+
+
 def _explained(error: Exception, store: Any, store_name: str, path: str, name: str) -> Exception:
     """The error of ours that says what zarr-python's means."""
     kind = type(error).__name__
@@ -112,7 +125,8 @@ def _explained(error: Exception, store: Any, store_name: str, path: str, name: s
         hint = f"arrays there: {', '.join(map(repr, found))}" if found else "no array is there"
         return FileNotFoundError(f"store {store_name}: no array at path {path!r}; {hint}")
     if kind == "UnknownCodecError":
-        codec = str(error).split("'")[1] if "'" in str(error) else "?"
+        named = re.search(r"'([\w.-]+)'", str(error))
+        codec = getattr(error, "codec_id", None) or (named[1] if named else "?")
         short = codec.removeprefix("numcodecs.")
         way_out = _INSTALL.get(short, "install the package that registers it with zarr-python")
         return UnsupportedError(f"store {store_name}, {name}: codec {codec!r} has no decoder; {way_out}")

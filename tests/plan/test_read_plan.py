@@ -195,7 +195,7 @@ def test_a_plan_by_hand() -> None:
     assert plan.object_coords.tolist() == [[k, j] for k in range(3) for j in range(2)]
     assert plan.level_index.tolist() == [[0], [1], [0]] * 3
     assert plan.region(1) == ((slice(2, 3), slice(1, 4)), (slice(0, None, -2), slice(0, 3, 1)))
-    assert plan.label(8, 16, 24) == "array 't2m', chunk (2, 2) (key 't2m/c/2/1', bytes 16:40)"
+    assert plan.label(8, 16, 24) == "array 't2m', chunk (2, 2) (key 't2m/c/2/1' of store '', bytes 16:40)"
     assert plan.keys(slice(1, 3)) == ["t2m/c/0/1", "t2m/c/1/0"]
     assert plan.keys(np.array([5])) == ["t2m/c/2/1"]
 

@@ -58,6 +58,7 @@ def _fast_zlib() -> Any:
 
 
 _ZLIB = _fast_zlib()
+_INFLATE_ERRORS: tuple[type[Exception], ...] = (zlib.error, _ZLIB.error)
 
 
 def decode_into(codec: str, encoded: memoryview, out: NDArray[np.uint8]) -> str:

@@ -110,6 +110,8 @@ class ArrayLayout:
         Scalar of `dtype` that missing chunks read as.
     key_rule
         How object coordinates become keys.
+    store_name
+        The store, as errors name it.
     """
 
     path: str
@@ -122,6 +124,7 @@ class ArrayLayout:
     codec_chain: CodecChain
     fill_value: Any
     key_rule: KeyRule
+    store_name: str = ""
 
     @property
     def ndim(self) -> int:
@@ -201,6 +204,7 @@ def layout_of(array: zarr.Array[Any]) -> ArrayLayout:
         ),
         fill_value=fill_value,
         key_rule=rule,
+        store_name=str(array.store).removeprefix("file://"),
     )
 
 

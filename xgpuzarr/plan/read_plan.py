@@ -144,7 +144,8 @@ class ReadPlan:
     def label(self, row: int, offset: int = 0, nbytes: int | None = None) -> str:
         """Name the chunk of a row for a message; `offset` and `nbytes` are its byte range in its object."""
         key = self.layout.key(self.object_coords[self.object_row[row]].tolist())
-        return chunk_label(self.layout.path, tuple(self.chunk_coords[row].tolist()), key, offset, nbytes)
+        coords = tuple(self.chunk_coords[row].tolist())
+        return chunk_label(self.layout.path, coords, key, self.layout.store_name, offset, nbytes)
 
     def region(self, row: int) -> tuple[tuple[slice | Int64Array, ...], tuple[slice | Int64Array, ...]]:
         """Region of one chunk: positions per group of the grouped output, and per axis of the chunk.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.gpu
 
 SHAPE, CHUNKS = (23, 31, 40), (4, 31, 16)
+BLOSC = ("lz4", "lz4hc", "zstd", "zlib", "blosclz")
 COMPRESSORS = {
     2: {
         "none": None,
@@ -29,6 +30,7 @@ COMPRESSORS = {
         "lz4": numcodecs.LZ4(),
         "gzip": numcodecs.GZip(5),
         "zlib": numcodecs.Zlib(5),
+        **{f"blosc-{c}": numcodecs.Blosc(c, 5, shuffle) for c, shuffle in zip(BLOSC, (1, 2, 1, 0, 2), strict=True)},
     },
     3: {"none": None, "zstd": ZstdCodec(level=3), "zstd-checksum": ZstdCodec(checksum=True), "gzip": GzipCodec()},
 }

@@ -13,6 +13,7 @@ import cupy
 import numpy as np
 
 from xgpuzarr.decoders import nvcomp
+from xgpuzarr.decoders.blosc import decode_blosc
 from xgpuzarr.decoders.host import decode_into
 from xgpuzarr.device_output import GUARD_NBYTES
 from xgpuzarr.errors import CorruptChunkError
@@ -87,14 +88,18 @@ class Wave:
         self.scratch_at[~self.is_direct] = np.arange(np.count_nonzero(~self.is_direct)) * stride
         self.scratch: cupy.ndarray | None = None
         self._checks: tuple[cupy.ndarray, ...] = ()
+        self._problem: cupy.ndarray | None = None
 
     def start(self) -> None:
         """Queue everything; waits only for the few bytes of each chunk that are checked on the host."""
         with self.stream:
-            if self.plan.layout.codec_chain.compressor is None:
+            compressor = self.plan.layout.codec_chain.compressor
+            if compressor is None:
                 self._place_plain()
+            elif compressor.codec == "blosc":
+                self._decode_blosc()
             else:
-                self._decode()
+                self._decode_frames()
             self._done.record(self.stream)
 
     def finish(self) -> None:
@@ -106,15 +111,10 @@ class Wave:
             A chunk does not decode on the host either.
         """
         self._done.synchronize()
-        if not self._checks:
-            return
-        statuses, actual, broken_guards = (check.get() for check in self._checks)
-        suspect = (statuses != 0) | (actual != self.chunk_nbytes)
-        if broken_guards.any():
-            suspect[:] = True  # whatever was overrun may be a neighbour
-        if suspect.any():
+        suspects = self._suspects()
+        if len(suspects):
             with self.stream:
-                self._decode_on_host(self._device_index[suspect])
+                self._decode_on_host(suspects)
             self.stream.synchronize()
 
     def abandon(self) -> None:
@@ -136,7 +136,38 @@ class Wave:
             )
         self.output.place(fetched.slab, fetched.rows, fetched.at)
 
-    def _decode(self) -> None:
+    def _suspects(self) -> NDArray[np.int64]:
+        """Chunks that the device decoder failed on, or may have."""
+        if self._problem is not None:
+            failed: NDArray[np.int64] = np.flatnonzero(self._problem.get())
+            return failed
+        if not self._checks:
+            return np.empty(0, np.int64)
+        statuses, actual, broken_guards = (check.get() for check in self._checks)
+        suspect = (statuses != 0) | (actual != self.chunk_nbytes)
+        if broken_guards.any():
+            suspect[:] = True  # whatever was overrun may be a neighbour
+        return self._device_index[suspect]
+
+    def _decode_blosc(self) -> None:
+        """Blosc checks itself: no stream leaves its place, and a problem is noted for each chunk."""
+        if not self.is_direct.all():
+            self.is_direct[:] = False
+            self.scratch_at = np.arange(len(self.fetched.rows), dtype=np.int64) * self.chunk_nbytes
+            self.scratch = cupy.empty(len(self.fetched.rows) * self.chunk_nbytes, np.uint8)
+        self._problem = decode_blosc(
+            self.fetched.slab,
+            self.fetched.at,
+            self.fetched.nbytes,
+            chunk_nbytes=self.chunk_nbytes,
+            out=self.output.memory if self.scratch is None else self.scratch,
+            out_offset=self.slab_at if self.scratch is None else self.scratch_at,
+            status=self.output.status,
+        )
+        self._place(np.flatnonzero(~self.is_direct))
+
+    def _decode_frames(self) -> None:
+        """Frames of one algorithm: checked at their ends, then given to nvCOMP with a guard zone behind each."""
         if not self.is_direct.all():
             self.scratch = cupy.empty(int(self.scratch_at.max()) + self.chunk_nbytes + GUARD_NBYTES, np.uint8)
         on_host = self._check_ends()

@@ -57,8 +57,8 @@ MIN_WAVE_DECODED_NBYTES = 32 << 20
 FREE_MEMORY_SHARE = 0.5
 """Share of the free device memory that a read without `max_batch_bytes` may use beyond its result."""
 
-SCRATCH_FACTOR = {"zstd": 3.2}
-"""Scratch of a decoder per decoded byte, as nvCOMP states it; next to nothing for the others."""
+SCRATCH_FACTOR = {"zstd": 3.2, "blosc": 4.3}
+"""Scratch of a decoder per decoded byte: what nvCOMP states for zstd, and the shuffled bytes of Blosc beside it."""
 
 STAGING_NBYTES = 16 << 20
 N_STAGING_BUFFERS = 4

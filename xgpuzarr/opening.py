@@ -127,6 +127,7 @@ def _explained(error: Exception, store: Any, store_name: str, path: str, name: s
     if kind == "UnknownCodecError":
         named = re.search(r"'([\w.-]+)'", str(error))
         codec = getattr(error, "codec_id", None) or (named[1] if named else "?")
+        codec = codec.strip("'")
         short = codec.removeprefix("numcodecs.")
         way_out = _INSTALL.get(short, "install the package that registers it with zarr-python")
         return UnsupportedError(f"store {store_name}, {name}: codec {codec!r} has no decoder; {way_out}")

@@ -20,8 +20,8 @@ __all__ = ["CodecChain", "Step", "build_codec_chain"]
 
 Route = Literal["device", "host"]
 
-DEVICE_COMPRESSORS = frozenset({"zstd", "lz4", "gzip", "zlib"})
-"""Compressors with a batched nvCOMP decoder."""
+DEVICE_COMPRESSORS = frozenset({"zstd", "lz4", "gzip", "zlib", "blosc"})
+"""Compressors with a decoder on the device."""
 
 HOST_COMPRESSORS = frozenset({"zstd", "lz4", "gzip", "zlib", "blosc"})
 """Compressors that `decoders.host` decodes straight into place."""

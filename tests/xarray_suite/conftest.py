@@ -12,12 +12,6 @@ from tests.xarray_suite.redirect import ENGINE, Redirection
 HERE = Path(__file__).parent
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Register the marks that xarray's configuration, which is not installed, declares."""
-    for mark in ("flaky", "network", "slow", "skip_if_param", "skip_with_dask_array"):
-        config.addinivalue_line("markers", f"{mark}: a mark of xarray's tests")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests that name Zarr, in their class, function or parameters.
 

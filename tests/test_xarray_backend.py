@@ -125,7 +125,7 @@ def test_identical_to_engine_zarr(store: str) -> None:
         {"cache": False},
         {"mode": "r+"},
     ],
-    ids=repr,
+    ids="-".join,
 )
 def test_parameters_mean_what_they_mean_to_engine_zarr(store: str, kwargs: dict[str, Any]) -> None:
     assert_same(open_here(store, **kwargs), xr.open_dataset(store, engine="zarr", **kwargs))

@@ -42,16 +42,20 @@ if TYPE_CHECKING:
 
 __all__ = ["read_device", "to_device"]
 
-N_STREAMS = 8
-"""Waves in flight. nvCOMP's zstd needs about this many to hide that it decodes a frame serially."""
+N_STREAMS = 4
+"""Waves in flight: one is read while others decode."""
 
 N_AHEAD = 2
 """Waves read, or being read, before their work is queued."""
 
-WAVE_DECODED_NBYTES = 256 << 20
-"""Decoded bytes a wave aims at: many frames for one call, and still several waves to overlap in one read."""
+N_WAVES = 3
+"""Waves that a read of middling size is cut into. A GPU decodes a frame serially, as long for hundreds as for one, so
+few large waves keep it full; and with at least three, reading hides behind decoding."""
 
-MIN_WAVE_DECODED_NBYTES = 32 << 20
+MAX_WAVE_DECODED_NBYTES = 1 << 30
+"""A larger wave would not decode faster, and its scratch is several times as large."""
+
+MIN_WAVE_DECODED_NBYTES = 64 << 20
 """Waves of a small read are not cut below this: the launches of a wave take a fixed time."""
 
 FREE_MEMORY_SHARE = 0.5
@@ -177,7 +181,7 @@ class _DeviceRead:
         if budget is None:
             free, _ = cupy.cuda.runtime.memGetInfo()
             budget = int(FREE_MEMORY_SHARE * (free + cupy.get_default_memory_pool().free_bytes()))
-        share = min(WAVE_DECODED_NBYTES, max(MIN_WAVE_DECODED_NBYTES, self.plan.decoded_nbytes // N_STREAMS))
+        share = min(MAX_WAVE_DECODED_NBYTES, max(MIN_WAVE_DECODED_NBYTES, self.plan.decoded_nbytes // N_WAVES))
         n_waves = max(1, self.plan.decoded_nbytes // share)
         # rounded up by a chunk, or the last few chunks would make one more wave
         most = min(budget // N_STREAMS, int(inflight.sum()) // n_waves + int(inflight.max(initial=1)))

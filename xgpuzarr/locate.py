@@ -32,6 +32,9 @@ __all__ = ["locate"]
 UNKNOWN_NBYTES = 1 << 62
 """Stands for the size of an object that the store does not tell cheaply: no bound, a read past the end is an error."""
 
+OBJECTS_A_TASK = 16
+"""Objects whose indexes one task reads: small reads, of which a thread does many in the time that starting one takes."""
+
 INDEXES_NBYTES = 256 << 20
 """Most bytes of parsed indexes held at once."""
 
@@ -106,11 +109,12 @@ def _locate_block(
 def _object_nbytes(reader: Reader, keys: list[str], run_all: Map) -> NDArray[np.int64]:
     nbytes = np.empty(len(keys), np.int64)
 
-    def look(number: int) -> None:
-        size = reader.object_nbytes(keys[number])
-        nbytes[number] = UNKNOWN_NBYTES if size is None else size
+    def look(start: int) -> None:
+        for number in range(start, min(start + OBJECTS_A_TASK, len(keys))):
+            size = reader.object_nbytes(keys[number])
+            nbytes[number] = UNKNOWN_NBYTES if size is None else size
 
-    run_all(look, range(len(keys)))
+    run_all(look, range(0, len(keys), OBJECTS_A_TASK))
     return nbytes
 
 
@@ -131,19 +135,22 @@ def _read_indexes(
     order = np.argsort(shard_object, kind="stable")
     bounds = np.searchsorted(shard_object[order], np.arange(len(keys) + 1))
 
-    def read_object(number: int) -> None:
-        label = f"array {plan.layout.path!r}, key {keys[number]!r}"
-        shards = [s for s in order[bounds[number] : bounds[number + 1]].tolist() if shard_nbytes[s] != MISSING]
-        places = [_index_place(level, int(shard_start[s]), int(shard_nbytes[s]), label) for s in shards]
-        raws = reader.read([ObjectRead(keys[number], tuple(places))])[0] if places else None
-        if raws is None:
-            if any(shard_nbytes[s] != UNKNOWN_NBYTES for s in shards):
+    def read_objects(start: int) -> None:
+        wanted: list[tuple[str, list[int], ObjectRead]] = []
+        for number in range(start, min(start + OBJECTS_A_TASK, len(keys))):
+            label = f"array {plan.layout.path!r} of store {plan.layout.store_name!r}, key {keys[number]!r}"
+            shards = [s for s in order[bounds[number] : bounds[number + 1]].tolist() if shard_nbytes[s] != MISSING]
+            places = [_index_place(level, int(shard_start[s]), int(shard_nbytes[s]), label) for s in shards]
+            if places:
+                wanted.append((label, shards, ObjectRead(keys[number], tuple(places))))
+        found = reader.read([item for *_, item in wanted])
+        for (label, shards, _), raws in zip(wanted, found, strict=True):
+            if raws is None and shard_nbytes[shards[0]] != UNKNOWN_NBYTES:
                 raise ChunkReadError(f"{label}: the shard vanished while it was being read")
-            return
-        for shard, raw in zip(shards, raws, strict=True):
-            offset_table[shard], nbytes_table[shard] = parse_shard_index(raw, level, label=label)
+            for shard, raw in zip(shards, raws or [], strict=raws is not None):
+                offset_table[shard], nbytes_table[shard] = parse_shard_index(raw, level, label=label)
 
-    run_all(read_object, range(len(keys)))
+    run_all(read_objects, range(0, len(keys), OBJECTS_A_TASK))
     return offset_table, nbytes_table
 
 

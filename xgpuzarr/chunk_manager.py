@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from xgpuzarr.plan.layout import ArrayLayout
 
-__all__ = ["BlockVariable", "PreferredBlocks", "StoredArray", "preferred_blocks"]
+__all__ = ["BlockVariable", "PreferredBlocks", "StoredArray", "Unread", "preferred_blocks", "read_by"]
 
 
 class StoredArray(Protocol):
@@ -108,7 +108,7 @@ class BlockVariable(Variable):
     def __getitem__(self, key: Any) -> Any:
         """Select from the blocks, or from what they are read from."""
         data: Any = self._data
-        unread = _read_by(data)
+        unread = read_by(data)
         if unread is None:
             return super().__getitem__(key)
         dims, indexer, _ = self._broadcast_indexes(key)  # type: ignore[no-untyped-call]
@@ -132,10 +132,13 @@ def _mark(blocks: dask.array.Array, unread: Unread) -> dask.array.Array:
     return blocks
 
 
-def _read_by(data: Any) -> Unread | None:
+def read_by(data: Any) -> Unread | None:
     """Find what the blocks of a dask array are read from; None for any other data."""
     name, unread = getattr(data, "_xgpuzarr_unread", (None, None))
     return unread if unread is not None and data.name == name else None
+
+
+_read_by = read_by
 
 
 def _select(blocks: dask.array.Array, unread: Unread, indexer: BasicIndexer) -> dask.array.Array:

@@ -289,6 +289,40 @@ def test_several_stores_are_concatenated(store, device, tmp_path):
     np.testing.assert_array_equal(values(ds.t), np.concatenate([VALUES, VALUES + 1]))
 
 
+@pytest.fixture
+def group(tmp_path):
+    """A group as users have them: floats of two widths, packed integers, and coordinates of one and two dimensions."""
+    packed = {"dtype": "i2", "scale_factor": 0.001, "add_offset": 1.0, "_FillValue": -9}
+    xr.Dataset(
+        {"t": (DIMS, VALUES), "u": (DIMS, VALUES.astype("f8")), "packed": (DIMS, VALUES)},
+        coords={"time": np.arange(100), "y": np.arange(20.0), "lat": (("y", "x"), np.ones((20, 30)))},
+    ).to_zarr(
+        tmp_path / "g.zarr",
+        consolidated=False,
+        encoding={
+            "t": {"chunks": (4, 20, 30)},
+            "u": {"chunks": (4, 20, 30)},
+            "packed": packed | {"chunks": (4, 20, 30)},
+        },
+    )
+    return tmp_path / "g.zarr"
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"), [({}, STEPS_OF_8), ({"time": 24}, (24, 24, 24, 24, 4)), ("auto", (100,))]
+)
+def test_the_engine_gives_blocks_on_the_device(group, device, chunks, expected):
+    options = ReadOptions(target_block_bytes=8 * 20 * 30 * 8)
+    ds = xr.open_dataset(group, engine="gpuzarr", device=device, chunks=chunks, consolidated=False, options=options)
+    on_host = xr.open_dataset(group, engine="zarr", consolidated=False)
+    assert ds.chunksizes["time"] == expected  # of variables of 4 and of 8 bytes alike
+    for name in ("t", "u", "packed"):
+        assert type(ds[name].data._meta) is FakeDeviceArray
+        np.testing.assert_array_equal(values(ds[name]), on_host[name].data)
+    assert type(ds.lat.data._meta) is np.ndarray
+    np.testing.assert_array_equal(ds.lat.compute(scheduler="sync").data, on_host.lat.data)
+
+
 def test_importing_needs_no_dask():
     script = (
         "import sys; sys.modules['dask'] = None; import xgpuzarr.chunk_manager; "

@@ -134,10 +134,21 @@ def test_a_cut_through_chunks_warns_with_a_better_length(store):
     np.testing.assert_array_equal(array.compute(), VALUES)
 
 
-def test_a_cut_through_shards_warns_too(tmp_path):
+def test_cuts_through_shards_warn_too(tmp_path):
     write(tmp_path / "s.zarr", chunks=(2, 10, 10), shards=(10, 20, 30))
-    with pytest.warns(UserWarning, match=r"cut stored shards of 20 along 1, first at index 10; .* chunks=\{1: 20\}"):
+    with pytest.warns(UserWarning, match=r"cut stored shards of 20 along 1, .* index of each .* chunks=\{1: 20\}"):
         from_zarr(tmp_path / "s.zarr", chunks={1: 10}, device="cpu")
+    with pytest.warns(UserWarning, match=r"cut stored chunks of 2 along 0, .* decoded for every .* chunks=\{0: 10\}"):
+        from_zarr(tmp_path / "s.zarr", chunks={0: 5}, device="cpu")
+
+
+def test_shards_that_the_default_divides_may_be_cut_between_chunks(tmp_path):
+    write(tmp_path / "s.zarr", chunks=(2, 10, 10), shards=(96, 20, 30))
+    options = ReadOptions(target_block_bytes=12 * 20 * 30 * 4)
+    assert from_zarr(tmp_path / "s.zarr", device="cpu", options=options).chunks[0][:2] == (12, 12)
+    from_zarr(tmp_path / "s.zarr", chunks={0: 4}, device="cpu", options=options)
+    with pytest.warns(UserWarning, match=r"cut stored chunks of 2 along 0, .* chunks=\{0: 4\}"):
+        from_zarr(tmp_path / "s.zarr", chunks={0: 5}, device="cpu", options=options)
 
 
 SELECTIONS = {

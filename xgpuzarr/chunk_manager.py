@@ -222,26 +222,18 @@ class BlockManager(DaskManager):
 
         unread = _unread(data.array)
         assert unread is not None
-        layout, target_bytes = unread.stored.layout, unread.stored.target_block_bytes
-        if not unread.is_whole:
-            layout = None
-        lengths = block_lengths(chunks, unread.shape, unread.dtype, layout, target_bytes)
-        if layout is not None:
-            lengths = self._without_needless_cuts(lengths, unread, layout)
-            warn_of_cuts(layout, lengths, self._dims, target_bytes)
-        return _mark(to_dask(unread, lengths), unread)
-
-    def _without_needless_cuts(self, lengths: Any, unread: Unread, layout: ArrayLayout) -> Any:
-        """Undo what dask makes of "auto".
-
-        `xarray.open_dataset(chunks="auto")` has dask shrink blocks above its own `array.chunk-size` along every axis,
-        stored chunks or not, before this class is asked. Nobody wants those cuts: the default blocks stay as they are.
-        """
-        if not any(first_cut(along, c) for along, c in zip(lengths, layout.chunk_shape, strict=True)):
-            return lengths
+        layout = unread.stored.layout
+        if layout is None or not unread.is_whole:
+            return _mark(to_dask(unread, block_lengths(chunks, unread.shape, unread.dtype, None)), unread)
         default = tuple(self._preferred.get(dim, n) for dim, n in zip(self._dims, unread.shape, strict=True))
-        by_dask = self.normalize_chunks("auto", unread.shape, dtype=unread.dtype, previous_chunks=default)
-        return self.normalize_chunks(default, unread.shape) if lengths == by_dask else lengths
+        lengths = block_lengths(chunks, unread.shape, unread.dtype, default)
+        if any(first_cut(along, c) for along, c in zip(lengths, layout.chunk_shape, strict=True)):
+            # Of "auto", `xarray.open_dataset` has dask make blocks before it asks this class, and dask shrinks those
+            # above its own `array.chunk-size` along every axis, stored chunks or not. Nobody wants those cuts.
+            by_dask = self.normalize_chunks("auto", unread.shape, dtype=unread.dtype, previous_chunks=default)
+            lengths = self.normalize_chunks(default, unread.shape) if lengths == by_dask else lengths
+        warn_of_cuts(layout, lengths, self._dims, default)
+        return _mark(to_dask(unread, lengths), unread)
 
 
 class Unread:

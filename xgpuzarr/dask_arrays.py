@@ -27,7 +27,7 @@ import numpy as np
 from xgpuzarr.array import open_array
 from xgpuzarr.errors import ChunkReadError, MissingDependencyError, UnsupportedError
 from xgpuzarr.options import ReadOptions
-from xgpuzarr.plan.blocks import aligned_length, block_shape, block_unit, first_cut
+from xgpuzarr.plan.blocks import aligned_length, block_shape, first_cut
 from xgpuzarr.system import device_problem
 
 try:
@@ -126,10 +126,11 @@ def from_zarr(
     array = open_array(
         store, path=path, device=device, options=options, zarr_format=zarr_format, storage_options=storage_options
     )
-    target_bytes = options.target_block_bytes
-    lengths = block_lengths(chunks, array.shape, array.dtype, array.layout, target_bytes)
-    if array.layout is not None:
-        warn_of_cuts(array.layout, lengths, range(array.ndim), target_bytes)
+    layout = array.layout
+    default = block_shape(layout, options.target_block_bytes) if layout is not None else None
+    lengths = block_lengths(chunks, array.shape, array.dtype, default)
+    if layout is not None and default is not None:
+        warn_of_cuts(layout, lengths, range(array.ndim), default)
     return to_dask(array, lengths)
 
 
@@ -214,8 +215,8 @@ class BlockSource:
         return self._token
 
 
-def warn_of_cuts(layout: ArrayLayout, chunks: Lengths, axes: Sequence[Any], target_bytes: int) -> None:
-    """Warn where blocks cut chunks or shards, which are then read and decoded more than once.
+def warn_of_cuts(layout: ArrayLayout, chunks: Lengths, axes: Sequence[Any], default: tuple[int, ...]) -> None:
+    """Warn where blocks cut chunks, or shards that the default blocks leave whole.
 
     Parameters
     ----------
@@ -225,19 +226,25 @@ def warn_of_cuts(layout: ArrayLayout, chunks: Lengths, axes: Sequence[Any], targ
         Lengths of the blocks along each axis.
     axes
         What to call the axes: dimension names, or numbers.
-    target_bytes
-        `ReadOptions.target_block_bytes`: shards above it may be cut between their chunks.
+    default
+        Shape of the default block.
     """
-    unit = block_unit(layout, target_bytes)
-    kind = "shards" if layout.shard_levels else "chunks"
-    for axis, lengths in enumerate(chunks):
-        cut = first_cut(lengths, unit[axis])
-        if cut is not None and 0 not in layout.shape:
-            better = aligned_length(max(lengths), unit[axis], layout.shape[axis])
+    for axis, (lengths, chunk, shard, n) in enumerate(
+        zip(chunks, layout.chunk_shape, layout.object_shape, layout.shape, strict=True)
+    ):
+        if n == 0:
+            continue
+        unit = shard if default[axis] == n or default[axis] % shard == 0 else chunk
+        cut, what = first_cut(lengths, chunk), f"stored chunks of {chunk}"
+        cost = "each one cut is read and decoded for every block that has part of it"
+        if cut is None:
+            cut, what = first_cut(lengths, unit), f"stored shards of {unit}"
+            cost = "the index of each one cut is read for every block that has part of it"
+        if cut is not None:
+            better = aligned_length(max(lengths), unit, n)
             warnings.warn(
-                f"blocks cut stored {kind} of {unit[axis]} along {axes[axis]!r}, first at index {cut}; each one cut is "
-                f"read and decoded for every block that has part of it. Use a multiple of {unit[axis]}, such as "
-                f"chunks={{{axes[axis]!r}: {better}}}",
+                f"blocks cut {what} along {axes[axis]!r}, first at index {cut}; {cost}. "
+                f"Use a multiple of {unit}, such as chunks={{{axes[axis]!r}: {better}}}",
                 stacklevel=2,
                 skip_file_prefixes=_packages_between(),
             )
@@ -250,15 +257,24 @@ def _packages_between() -> tuple[str, ...]:
 
 
 def block_lengths(
-    chunks: Chunks, shape: tuple[int, ...], dtype: np.dtype[Any], layout: ArrayLayout | None, target_bytes: int
+    chunks: Chunks, shape: tuple[int, ...], dtype: np.dtype[Any], default: tuple[int, ...] | None
 ) -> Lengths:
-    """Give every axis that `chunks` leaves open its default, and write all lengths out."""
+    """Write out the lengths of the blocks along each axis.
+
+    Parameters
+    ----------
+    chunks
+        As in `from_zarr`.
+    shape, dtype
+        Of the array.
+    default
+        Shape of the default block; None leaves the choice to dask.
+    """
     if isinstance(chunks, str) and chunks != "auto":
         raise ValueError(f"chunks must be 'auto', an int, a tuple or a dict of axes, got {chunks!r}")
-    if layout is None:  # zarr-python reads the array, by a grid that is not regular
+    if default is None:
         chunks = -1 if dtype.hasobject and chunks == "auto" else chunks
         return normalize_chunks(chunks, shape, dtype=dtype)  # type: ignore[no-untyped-call, no-any-return]
-    default = block_shape(layout, target_bytes)
     if isinstance(chunks, Mapping):
         unknown = [axis for axis in chunks if axis not in range(len(shape))]
         if unknown:

@@ -11,11 +11,13 @@ import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import dask.array
 import numpy as np
 import pytest
 from xarray.namedarray import pycompat
 
 import xgpuzarr.array
+import xgpuzarr.dask_arrays
 from xgpuzarr.execute import read_host
 
 WRAPPED_METHODS = (
@@ -51,9 +53,13 @@ class FakeDeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if any(isinstance(x, np.ndarray) for x in inputs):
             raise TypeError("Unsupported type <class 'numpy.ndarray'>")
+        if any(hasattr(x, "__dask_graph__") for x in inputs):
+            return NotImplemented
         return _on_host(getattr(ufunc, method), inputs, kwargs)
 
-    def __array_function__(self, function: Any, _types: Any, args: Any, kwargs: Any) -> Any:
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if np.ndarray in types:
+            return NotImplemented
         return _on_host(function, args, kwargs)
 
     def __getitem__(self, key: Any) -> FakeDeviceArray:
@@ -81,8 +87,14 @@ def _method(name: str) -> Any:
     return lambda self, *args, **kwargs: _on_host(getattr(self._host, name), args, kwargs)
 
 
+dask.array.register_chunk_type(FakeDeviceArray)  # as dask does with cupy.ndarray
+
 for _name in WRAPPED_METHODS.split():
     setattr(FakeDeviceArray, _name, _method(_name))
+
+
+def _maker(make: Any) -> Any:
+    return lambda *args, **kwargs: FakeDeviceArray(make(*args, **kwargs))
 
 
 def _unwrap(value: Any) -> Any:
@@ -108,10 +120,12 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
             return FakeDeviceArray(read_host(plan, source))
         return real_read(plan, source, on_device=False)
 
-    cupy = SimpleNamespace(type=(FakeDeviceArray,), available=True)
+    cupy = fake_cupy()
+    known_to_xarray = SimpleNamespace(type=(FakeDeviceArray,), available=True)
     monkeypatch.setattr(xgpuzarr.array, "read", read)
-    monkeypatch.setitem(pycompat._cached_duck_array_modules, "cupy", cupy)
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
+    monkeypatch.setattr(xgpuzarr.dask_arrays, "_cupy", lambda: cupy)
+    monkeypatch.setitem(pycompat._cached_duck_array_modules, "cupy", known_to_xarray)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
 
 
 def fake_cupy() -> ModuleType:
@@ -128,6 +142,8 @@ def fake_cupy() -> ModuleType:
     cupy = ModuleType("cupy")
     cupy.__getattr__ = lambda name: getattr(np, name)
     cupy.ndarray = FakeDeviceArray
+    for name in ("arange", "empty", "full", "ones", "zeros"):
+        setattr(cupy, name, _maker(getattr(np, name)))
     cupy.asarray = lambda value: value if isinstance(value, FakeDeviceArray) else FakeDeviceArray(np.array(value))
     cupy.asnumpy = lambda value: value.get() if isinstance(value, FakeDeviceArray) else value
     cupy.cuda = SimpleNamespace(Device=Device, get_current_stream=lambda: current)

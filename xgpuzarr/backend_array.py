@@ -67,6 +67,15 @@ class GpuZarrBackendArray(BackendArray):
         """Where results live: "cuda" or "cpu"."""
         return self.zarr_array.device
 
+    def on(self, device: str) -> GpuZarrBackendArray:
+        """Make the same array, read to `device`: "cuda" or "cpu". Where CuPy lacks the dtype, that remains the host."""
+        from xgpuzarr.array import ZarrArray
+
+        zarr_array = ZarrArray(self.zarr_array._zarr, device=device, options=self.zarr_array._options)  # noqa: SLF001
+        return GpuZarrBackendArray(
+            zarr_array, dtype=self.dtype, steps=self.steps, target_block_bytes=self.target_block_bytes
+        )
+
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         if isinstance(key, indexing.VectorizedIndexer):
             stored = self.zarr_array.vindex[key.tuple]

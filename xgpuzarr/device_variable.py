@@ -11,7 +11,7 @@ with host data: ``.gpuzarr.to_device()`` on the other operand is the way.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -21,7 +21,10 @@ from xgpuzarr.backend_array import GpuZarrBackendArray
 from xgpuzarr.chunk_manager import BlockVariable
 from xgpuzarr.transfer import DEVICE_KINDS, is_on_device, to_device
 
-__all__ = ["DeviceVariable", "stored_array"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["DeviceVariable", "lazy_selection", "on_host", "stored_array"]
 
 
 class DeviceVariable(BlockVariable):
@@ -63,10 +66,8 @@ class DeviceVariable(BlockVariable):
 
     def _beside(self, other: Any) -> Any:
         """Copy an operand on the host to the device, if it has numbers and the variable is there."""
-        stored = stored_array(self._data)
-        on_device = is_on_device(self._data) if stored is None else stored.device == "cuda"
         is_variable = isinstance(other, xr.Variable)
-        if not (on_device and (is_variable or isinstance(other, np.ndarray)) and other.dtype.kind in DEVICE_KINDS):
+        if not (is_variable or isinstance(other, np.ndarray)) or other.dtype.kind not in DEVICE_KINDS or on_host(self):
             return other
         if not is_variable:
             return to_device(other)
@@ -123,3 +124,33 @@ def stored_array(data: Any) -> GpuZarrBackendArray | None:
     while isinstance(data, indexing.ExplicitlyIndexed) and not isinstance(data, GpuZarrBackendArray):
         data = getattr(data, "array", None)
     return data if isinstance(data, GpuZarrBackendArray) else None
+
+
+def lazy_selection(data: Any) -> tuple[GpuZarrBackendArray, Callable[[GpuZarrBackendArray], Any]] | None:
+    """Part lazy data into its stored array and what xarray has selected of it.
+
+    Parameters
+    ----------
+    data
+        Data of a variable.
+
+    Returns
+    -------
+    tuple or None
+        The array, and a function that makes the same selection of another. None if the data is not lazy, or if xarray
+        does more to it than select.
+    """
+    while isinstance(data, (indexing.CopyOnWriteArray, indexing.MemoryCachedArray)):
+        data = data.array
+    if not isinstance(data, (indexing.LazilyIndexedArray, indexing.LazilyVectorizedIndexedArray)):
+        return None
+    if not isinstance(data.array, GpuZarrBackendArray):
+        return None
+    kind, key = type(data), data.key
+    return data.array, lambda array: kind(array, key)
+
+
+def on_host(variable: xr.Variable) -> bool:
+    """Whether the values of a variable are on the host, or will be when they are read."""
+    stored = stored_array(variable._data)  # noqa: SLF001
+    return not is_on_device(variable._data) if stored is None else stored.device == "cpu"  # noqa: SLF001

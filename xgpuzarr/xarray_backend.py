@@ -20,6 +20,7 @@ from xarray.backends.zarr import ZarrBackendEntrypoint, ZarrStore
 from xarray.core import indexing
 from xarray.core.utils import close_on_error
 
+import xgpuzarr.accessor  # noqa: F401  # registers ds.gpuzarr
 from xgpuzarr.backend_array import GpuZarrBackendArray
 from xgpuzarr.options import ReadOptions
 from xgpuzarr.placement import Placement, place

@@ -1,0 +1,226 @@
+"""`ds.gpuzarr`: the route table, moving between host and device, and mixing the two."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from tests.fake_device import FakeDeviceArray, fake_device  # noqa: F401  # a fixture
+from xgpuzarr.accessor import Route
+from xgpuzarr.backend_array import GpuZarrBackendArray
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("fake_device")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    rng = np.random.default_rng(1)
+    dataset = xr.Dataset(
+        {
+            "t": (("time", "lat", "lon"), rng.random((4, 3, 5), np.float32)),
+            "packed": (("time", "lat"), rng.integers(0, 90, (4, 3)) / 10),
+            "label": ("lon", list("abcde")),
+        },
+        {"lat": [10.0, 20.0, 30.0], "height": (("lat", "lon"), rng.random((3, 5)))},
+    )
+    encoding = {
+        "packed": {"dtype": "i2", "scale_factor": 0.1, "_FillValue": -1, "chunks": (2, 3)},
+        "t": {"chunks": (2, 3, 5)},
+    }
+    path = str(tmp_path / "store.zarr")
+    dataset.to_zarr(path, encoding=encoding, zarr_format=2, consolidated=True)
+    return path
+
+
+def open_on(device: str, store: str, **kwargs: Any) -> xr.Dataset:
+    return xr.open_dataset(store, engine="gpuzarr", device=device, **kwargs)
+
+
+def on_device(dataset: xr.Dataset) -> set[Any]:
+    return {
+        name for name, v in dataset.variables.items() if isinstance(getattr(v.data, "_meta", v.data), FakeDeviceArray)
+    }
+
+
+@pytest.mark.parametrize("chunks", [None, {}, {"time": 2}])
+def test_routes(store: str, chunks: Any) -> None:
+    routes = {route.variable: route for route in open_on("cuda", store, chunks=chunks).gpuzarr.routes}
+    n_times = 2 if chunks else 4
+    assert routes["t"] == Route(
+        "t",
+        (4, 3, 5),
+        "float32",
+        routes["t"].codec_chain,
+        "cuda",
+        routes["t"].route,
+        routes["t"].reason,
+        chunk_nbytes=2 * 3 * 5 * 4,
+        block_nbytes=n_times * 3 * 5 * 4,
+    )
+    assert "blosc" in routes["t"].codec_chain
+    assert routes["packed"].dtype == "float64"
+    assert routes["packed"].chunk_nbytes == 2 * 3 * 2
+    assert routes["packed"].block_nbytes == n_times * 3 * 8
+    assert routes["lat"].reason == "index"
+    assert routes["lat"].device == "cpu"
+    if chunks is None:
+        assert routes["height"].reason == "coordinate"
+        assert routes["label"].reason.startswith("CuPy has no")
+
+
+def test_routes_of_what_was_read_or_computed(store: str) -> None:
+    dataset = open_on("cuda", store)[["t"]].load()
+    dataset["mean"] = dataset.t.mean("time")
+    dataset["plain"] = ("lat", np.zeros(3))
+    routes = {route.variable: route for route in dataset.gpuzarr.routes}
+    assert (routes["t"].device, routes["t"].route, routes["t"].reason) == ("cuda", "", "")
+    assert (routes["mean"].device, routes["mean"].chunk_nbytes) == ("cuda", None)
+    assert (routes["plain"].device, routes["plain"].reason) == ("cpu", "in memory or computed")
+
+
+def test_routes_print_as_a_table(store: str) -> None:
+    dataset = open_on("cuda", store)
+    dataset["<b>"] = dataset.t
+    heads, *lines = repr(dataset.gpuzarr.routes).splitlines()
+    assert heads.split("  ")[0] == "variable"
+    assert heads.index("shape") == lines[0].index("(")
+    assert len(lines) == len(dataset.variables)
+    page = dataset.gpuzarr.routes._repr_html_()
+    assert page.count("<tr>") == 1 + len(dataset.variables)
+    assert "<td>&lt;b&gt;</td>" in page
+
+
+def test_printing_routes_reads_nothing(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = open_on("cuda", store)
+    monkeypatch.setattr(GpuZarrBackendArray, "__getitem__", None)
+    assert "packed" in repr(dataset.gpuzarr.routes)
+    assert dataset.gpuzarr.nbytes_device == 4 * 3 * 5 * 4 + 4 * 3 * 8
+
+
+@pytest.mark.parametrize("chunks", [None, {}])
+def test_to_host_and_back(store: str, chunks: Any) -> None:
+    expected = xr.open_dataset(store, engine="zarr")
+    dataset = open_on("cuda", store, chunks=chunks).isel(time=slice(1, None))
+    expected = expected.isel(time=slice(1, None))
+    there = dataset.gpuzarr.to_host()
+    assert on_device(there) == set()
+    xr.testing.assert_identical(there.compute(), expected)
+    assert on_device(dataset.gpuzarr.to_host("t")) == {"packed"}
+    back = there.gpuzarr.to_device()
+    assert on_device(back) == {"t", "packed"}
+    xr.testing.assert_identical(back.compute().as_numpy(), expected)
+    assert on_device(there.gpuzarr.to_device(["height"])) == {"height"}
+
+
+def test_moving_lazy_variables_reads_nothing(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = open_on("cuda", store).isel(time=[2, 0], lat=xr.DataArray([1, 2], dims="lat"))
+    read, devices = GpuZarrBackendArray.__getitem__, []
+    monkeypatch.setattr(
+        GpuZarrBackendArray, "__getitem__", lambda self, key: (devices.append(self.device), read(self, key))[1]
+    )
+    there = dataset.gpuzarr.to_host()
+    back = there.gpuzarr.to_device()
+    assert devices == []
+    assert isinstance(there.packed.data, np.ndarray)
+    assert isinstance(back.packed.data, FakeDeviceArray)
+    assert devices == ["cpu", "cuda"]
+
+
+def test_an_index_cannot_move(store: str) -> None:
+    dataset = open_on("cuda", store)
+    with pytest.raises(TypeError, match="'lat' is an index"):
+        dataset.gpuzarr.to_device("lat")
+    with pytest.raises(TypeError, match="CuPy has no <U1 dtype"):
+        dataset.gpuzarr.to_device("label")
+    with pytest.raises(KeyError, match="nowhere"):
+        dataset.gpuzarr.to_device("nowhere")
+
+
+def test_prefetch_holds_every_lazy_variable(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = open_on("cuda", store)
+    held = dataset.gpuzarr.prefetch()
+    with monkeypatch.context() as patch:
+        patch.setattr(GpuZarrBackendArray, "__getitem__", None)
+        assert isinstance(held.t.data, FakeDeviceArray)
+        assert held.packed.data is held.packed.data
+    xr.testing.assert_identical(held.as_numpy(), xr.open_dataset(store, engine="zarr"))
+
+
+def test_prefetch_with_nothing_to_read() -> None:
+    dataset = xr.Dataset({"v": ("x", np.arange(3))})
+    xr.testing.assert_identical(dataset.gpuzarr.prefetch(), dataset)
+
+
+MIXED = {
+    "data * coordinate": lambda ds: ds.t * np.cos(ds.lat),
+    "coordinate * data": lambda ds: np.cos(ds.lat) * ds.t,
+    "data * index": lambda ds: ds.t * ds.lat,
+    "data - 2-D coordinate": lambda ds: ds.t - ds.height,
+    "2-D coordinate - data": lambda ds: ds.height - ds.t,
+    "chained": lambda ds: (ds.t - ds.t.mean("time")) * ds.lat / 2,
+    "after a reduction": lambda ds: ds.t.mean("time") * ds.lat,
+    "after a unary operation": lambda ds: -ds.t * ds.lat,
+    "comparison": lambda ds: ds.t > ds.height,
+    "NumPy array": lambda ds: ds.t + np.arange(5.0),
+    "dataset": lambda ds: (ds[["t", "packed"]] * ds.lat).packed,
+    "after selection": lambda ds: (ds.t.isel(lon=2) * ds.lat).sel(lat=20.0),
+}
+FIXED_BY_TO_DEVICE = {
+    "weighted": lambda ds, weights: ds.t.weighted(weights).mean(("lat", "lon")),
+    "where": lambda ds, weights: ds.t.where(ds.t > 0.5) * weights,
+    "function": lambda ds, weights: weights * np.sqrt(ds.t),
+    "dot": lambda ds, weights: xr.dot(ds.t, weights, dim="lat"),
+}
+
+
+@pytest.mark.parametrize("chunks", [None, {"time": 2}])
+@pytest.mark.parametrize("expression", MIXED.values(), ids=MIXED)
+def test_device_data_mixes_with_host_data(store: str, chunks: Any, expression: Any) -> None:
+    result = expression(open_on("cuda", store, chunks=chunks))
+    assert isinstance(result.compute().data, FakeDeviceArray)
+    expected = expression(open_on("cpu", store))
+    assert result.dims == expected.dims
+    xr.testing.assert_allclose(result.compute().as_numpy(), expected)
+
+
+@pytest.mark.parametrize("expression", FIXED_BY_TO_DEVICE.values(), ids=FIXED_BY_TO_DEVICE)
+def test_to_device_fixes_what_xarray_does_not_let_through(store: str, expression: Any) -> None:
+    dataset = open_on("cuda", store)
+    weights = np.cos(np.deg2rad(dataset.lat))
+    with pytest.raises(TypeError):
+        expression(dataset, weights)
+    result = expression(dataset, weights.gpuzarr.to_device())
+    assert isinstance(result.data, FakeDeviceArray)
+    host = open_on("cpu", store)
+    xr.testing.assert_allclose(result.as_numpy(), expression(host, np.cos(np.deg2rad(host.lat))))
+
+
+def test_in_place_arithmetic(store: str) -> None:
+    dataset, expected = open_on("cuda", store), open_on("cpu", store).load()
+    array, wanted = dataset.t, expected.t
+    array *= dataset.lat
+    wanted *= expected.lat
+    assert isinstance(array.data, FakeDeviceArray)
+    xr.testing.assert_allclose(array.as_numpy(), wanted)
+
+
+@pytest.mark.parametrize("operate", [operator.mul, operator.add])
+def test_times_do_not_go_to_the_device(store: str, operate: Any) -> None:
+    dataset = open_on("cuda", store)
+    with pytest.raises(TypeError):
+        operate(dataset.t, xr.DataArray(np.array(["2001"], "M8[s]"), dims="day"))
+
+
+def test_host_datasets_have_the_accessor_too(store: str) -> None:
+    dataset = open_on("cpu", store)
+    assert dataset.gpuzarr.nbytes_device == 0
+    assert {route.device for route in dataset.gpuzarr.routes} == {"cpu"}
+    xr.testing.assert_identical(dataset.gpuzarr.to_host(), dataset)
+    assert on_device(dataset.gpuzarr.to_device()) == {"t", "packed"}

@@ -2,7 +2,7 @@
 
 `FakeDeviceArray` keeps its values in NumPy, does what `cupy.ndarray` does through NumPy's protocols, and refuses what
 `cupy.ndarray` refuses: conversion to NumPy without `get`, and arithmetic with NumPy arrays. `fake_device` makes every
-read to the device give such arrays.
+read to the device give such arrays. Tests that take `device_array` run with them, and with CuPy's where -m gpu asks.
 """
 
 from __future__ import annotations
@@ -148,3 +148,14 @@ def fake_cupy() -> ModuleType:
     cupy.asnumpy = lambda value: value.get() if isinstance(value, FakeDeviceArray) else value
     cupy.cuda = SimpleNamespace(Device=Device, get_current_stream=lambda: current)
     return cupy
+
+
+@pytest.fixture(params=["fake", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device_array(request: pytest.FixtureRequest) -> type:
+    """The class of arrays that reads with ``device="cuda"`` give: a stand-in for CuPy's, or CuPy's own."""
+    if request.param == "fake":
+        request.getfixturevalue("fake_device")
+        return FakeDeviceArray
+    import cupy as real_cupy
+
+    return real_cupy.ndarray

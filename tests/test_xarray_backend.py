@@ -18,7 +18,7 @@ import zarr
 from zarr.storage import MemoryStore, WrapperStore
 
 import xgpuzarr.xarray_backend
-from tests.fake_device import FakeDeviceArray, fake_device  # noqa: F401  # a fixture
+from tests.fake_device import FakeDeviceArray, device_array, fake_device  # noqa: F401  # fixtures
 from xgpuzarr import ReadOptions, UnsupportedError
 from xgpuzarr.backend_array import GpuZarrBackendArray
 from xgpuzarr.chunk_manager import PreferredBlocks
@@ -96,6 +96,10 @@ def assert_same(actual: xr.Dataset, expected: xr.Dataset) -> None:
         assert wanted_encoding | comparable(got.encoding) == wanted_encoding, name
         if wanted.dtype.kind not in "OT":
             assert got.to_numpy().tobytes() == wanted.to_numpy().tobytes(), name
+
+
+def is_device_array(data: Any) -> bool:
+    return not isinstance(data, np.ndarray)
 
 
 def comparable(encoding: dict[Any, Any]) -> dict[Any, Any]:
@@ -228,23 +232,22 @@ def test_a_selection_reads_its_chunks_only() -> None:
     assert sorted(counting.asked) == ["plain/c/0/0/0", "plain/c/0/0/1", "plain/c/0/0/2"]
 
 
-@pytest.mark.usefixtures("fake_device")
+@pytest.mark.usefixtures("device_array")
 def test_values_go_where_they_belong(store: str) -> None:
     opened = open_here(store, device="cuda")
-    on_device = {name for name, v in opened.variables.items() if isinstance(v.data, FakeDeviceArray)}
+    on_device = {name for name, v in opened.variables.items() if is_device_array(v.data)}
     assert on_device == ON_DEVICE
     expected = xr.open_dataset(store, engine="zarr")
     for name, variable in opened.variables.items():
-        assert isinstance(variable.data, (FakeDeviceArray, np.ndarray))
         np.testing.assert_array_equal(variable.to_numpy(), expected.variables[name])
     assert_same(opened.as_numpy(), expected)
 
 
 @pytest.mark.parametrize("decode_coords", [False, "all"])
-@pytest.mark.usefixtures("fake_device")
+@pytest.mark.usefixtures("device_array")
 def test_bounds_and_coordinates_stay_on_the_host_however_they_are_decoded(store: str, decode_coords: Any) -> None:
     opened = open_here(store, device="cuda", decode_coords=decode_coords)
-    assert {n for n, v in opened.variables.items() if isinstance(v.data, FakeDeviceArray)} == ON_DEVICE
+    assert {n for n, v in opened.variables.items() if is_device_array(v.data)} == ON_DEVICE
 
 
 @pytest.mark.usefixtures("fake_device")
@@ -276,7 +279,7 @@ def test_host_variables_are_read_once(store: str, monkeypatch: pytest.MonkeyPatc
     assert len(keys) == 1
 
 
-@pytest.mark.usefixtures("fake_device")
+@pytest.mark.usefixtures("device_array")
 def test_arithmetic_stays_on_the_device(store: str) -> None:
     opened, expected = open_here(store, device="cuda"), xr.open_dataset(store, engine="zarr")
 
@@ -284,11 +287,11 @@ def test_arithmetic_stays_on_the_device(store: str) -> None:
         return ((ds.plain - ds.packed.mean("time")) * 2).where(ds.flag).isel(lon=[1, 2]).max("lat")
 
     result = compute(opened)
-    assert isinstance(result.data, FakeDeviceArray)
+    assert is_device_array(result.data)
     xr.testing.assert_allclose(result.as_numpy(), compute(expected))
 
 
-@pytest.mark.usefixtures("fake_device")
+@pytest.mark.usefixtures("device_array")
 def test_the_way_to_the_host_is_named(store: str) -> None:
     opened = open_here(store, device="cuda")
     with pytest.raises(TypeError, match=r"on the device and NumPy was asked for; .*\.as_numpy\(\)"):
@@ -297,7 +300,7 @@ def test_the_way_to_the_host_is_named(store: str) -> None:
     assert isinstance(opened.as_numpy().plain.data, np.ndarray)
 
 
-@pytest.mark.usefixtures("fake_device")
+@pytest.mark.usefixtures("device_array")
 def test_assigning_to_a_lazy_variable_changes_it_alone(store: str) -> None:
     opened = open_here(store, device="cuda")
     before = opened.plain.to_numpy()
@@ -311,13 +314,13 @@ def test_assigning_to_a_lazy_variable_changes_it_alone(store: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.usefixtures("fake_device")
+@pytest.mark.usefixtures("device_array")
 def test_pickles_are_small_and_read_the_same(store: str, device: str) -> None:
     opened = open_here(store, device=device)
     pickled = pickle.dumps(opened)
     restored = pickle.loads(pickled)
     assert_same(restored.as_numpy(), opened.as_numpy())
-    assert isinstance(restored.plain.data, FakeDeviceArray if device == "cuda" else np.ndarray)
+    assert is_device_array(restored.plain.data) == (device == "cuda")
     array = open_here(store, device=device).packed.isel(time=0).variable._data
     while not isinstance(array, GpuZarrBackendArray):
         array = array.array
@@ -325,11 +328,11 @@ def test_pickles_are_small_and_read_the_same(store: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.usefixtures("fake_device")
+@pytest.mark.usefixtures("device_array")
 def test_loading_asynchronously(store: str, device: str) -> None:
     opened = open_here(store, device=device).isel(lat=[2, 0], lon=xr.DataArray([1, 2], dims="point"))
     loaded = asyncio.run(opened.load_async())
-    assert isinstance(loaded.packed.data, FakeDeviceArray if device == "cuda" else np.ndarray)
+    assert is_device_array(loaded.packed.data) == (device == "cuda")
     expected = xr.open_dataset(store, engine="zarr").isel(lat=[2, 0], lon=xr.DataArray([1, 2], dims="point"))
     xr.testing.assert_identical(loaded.as_numpy(), expected)
 
@@ -359,21 +362,21 @@ def test_a_group_that_is_not_there(store: str) -> None:
         open_here(store, group="nowhere")
 
 
-@pytest.mark.usefixtures("fake_device")
+@pytest.mark.usefixtures("device_array")
 def test_route_device_is_for_data_variables(store: str) -> None:
     with pytest.raises(UnsupportedError, match="route='device' was asked for"):
         open_here(store, options=ReadOptions(route="device"))
 
 
-@pytest.mark.usefixtures("fake_device")
+@pytest.mark.usefixtures("device_array")
 def test_variables_can_be_sent_elsewhere_by_name(store: str) -> None:
     opened = open_here(store, device="cuda", device_variables=["height", "lat_bounds"], host_variables="plain")
-    on_device = {name for name, v in opened.variables.items() if isinstance(v.data, FakeDeviceArray)}
+    on_device = {name for name, v in opened.variables.items() if is_device_array(v.data)}
     assert on_device == {"packed", "flag", "height", "lat_bounds"}
     assert_same(opened.as_numpy(), xr.open_dataset(store, engine="zarr"))
 
 
-@pytest.mark.usefixtures("fake_device")
+@pytest.mark.usefixtures("device_array")
 @pytest.mark.parametrize(
     ("kwargs", "error", "message"),
     [
@@ -392,7 +395,7 @@ def test_what_cannot_be_is_refused(store: str, kwargs: Any, error: type[Exceptio
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.usefixtures("fake_device")
+@pytest.mark.usefixtures("device_array")
 def test_cf_float_halves_what_float32_holds(tmp_path: Path, device: str) -> None:
     path = str(tmp_path / "packed.zarr")
     values = {"i2": np.arange(-3, 3, dtype="i2"), "i4": np.arange(-3, 3, dtype="i4"), "f8": np.arange(6.0)}
@@ -428,9 +431,16 @@ def test_listing_engines_loads_neither_zarr_nor_cuda() -> None:
 
 
 @pytest.mark.gpu
-def test_identical_to_engine_zarr_on_the_device(store: str) -> None:
+def test_device_memory_returns_to_where_it_was(store: str) -> None:
     import cupy
 
+    pool = cupy.get_default_memory_pool()
     opened = open_here(store, device="cuda")
-    assert {name for name, v in opened.variables.items() if isinstance(v.data, cupy.ndarray)} == ON_DEVICE
-    assert_same(opened.as_numpy(), xr.open_dataset(store, engine="zarr"))
+    assert isinstance(opened.plain.data, cupy.ndarray)  # whatever is made once and kept
+    gc.collect()
+    before = pool.used_bytes()
+    for variable in opened.data_vars.values():
+        variable.isel(lat=[0, 2]).copy().load() if "lat" in variable.dims else variable.load()
+    del opened, variable
+    gc.collect()
+    assert pool.used_bytes() == before

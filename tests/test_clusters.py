@@ -9,7 +9,9 @@ import time
 
 import dask.array as da
 import numpy as np
+import pandas as pd
 import pytest
+import xarray as xr
 import zarr
 from distributed import Client, LocalCluster, wait
 
@@ -49,6 +51,43 @@ def array(tmp_path):
 )
 def test_values(array, function):
     np.testing.assert_allclose(function(array).compute(), function(VALUES), rtol=1e-12)
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    time = pd.date_range("2001-01-01", periods=SHAPE[0], freq="2D")
+    dataset = xr.Dataset({"t": (("time", "y", "x"), VALUES)}, coords={"time": time, "y": np.arange(20.0)})
+    dataset.to_zarr(tmp_path / "g.zarr", consolidated=False, encoding={"t": {"chunks": (4, 20, 30)}})
+    return dataset
+
+
+@pytest.mark.usefixtures("client")
+@pytest.mark.parametrize("chunks", [{}, "auto", {"time": 24}])
+def test_datasets(dataset, tmp_path, chunks):
+    ds = xr.open_dataset(
+        tmp_path / "g.zarr", engine="gpuzarr", device="cpu", chunks=chunks, consolidated=False, options=BLOCKS_OF_8
+    )
+    for function in (
+        lambda ds: ds.t.isel(y=slice(3, 9)).isel(time=5),
+        lambda ds: ds.t.groupby("time.month").mean(),
+        lambda ds: (ds.t * np.cos(ds.y)).rolling(time=3).mean().isel(time=slice(2, None)),
+    ):
+        xr.testing.assert_allclose(function(ds).compute(), function(dataset))
+
+
+@pytest.mark.usefixtures("client")
+def test_datasets_of_many_stores_opened_by_the_workers(dataset, tmp_path):
+    xr.concat([dataset, dataset], "run").isel(run=1).to_zarr(tmp_path / "h.zarr", consolidated=False)
+    ds = xr.open_mfdataset(
+        [tmp_path / "g.zarr", tmp_path / "h.zarr"],
+        engine="gpuzarr",
+        device="cpu",
+        parallel=True,
+        combine="nested",
+        concat_dim="run",
+        consolidated=False,
+    )
+    np.testing.assert_array_equal(ds.t.compute().data, np.stack([VALUES, VALUES]))
 
 
 @pytest.mark.usefixtures("client")

@@ -8,14 +8,16 @@ import pickle
 import subprocess
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+import zipfile
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
 import zarr
-from zarr.storage import MemoryStore, WrapperStore
+from zarr.storage import MemoryStore, WrapperStore, ZipStore
 
 import xgpuzarr.xarray_backend
 from tests.fake_device import FakeDeviceArray, device_array, fake_device  # noqa: F401  # fixtures
@@ -23,9 +25,6 @@ from xgpuzarr import ReadOptions, UnsupportedError
 from xgpuzarr.backend_array import GpuZarrBackendArray
 from xgpuzarr.chunk_manager import PreferredBlocks
 from xgpuzarr.xarray_backend import GpuZarrBackendEntrypoint
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part:zarr.errors.ZarrUserWarning"),
@@ -414,6 +413,59 @@ def test_cf_float_halves_what_float32_holds(tmp_path: Path, device: str) -> None
     scaled[2] = np.nan
     np.testing.assert_array_equal(opened.i2.to_numpy(), scaled)
     np.testing.assert_allclose(opened.i2, xr.open_dataset(path, engine="zarr").i2, rtol=1e-6)
+
+
+def write_zip(dataset: xr.Dataset, path: str) -> None:
+    dataset.to_zarr(f"{path}.folder", encoding=ENCODING, consolidated=False)
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in Path(f"{path}.folder").rglob("*"):
+            archive.write(file, file.relative_to(f"{path}.folder"))
+
+
+@pytest.mark.parametrize("kind", ["zip", "zip store", "path", "file url", "memory url", "mapper", "memory", "icechunk"])
+def test_any_store_that_zarr_python_opens(kind: str, tmp_path: Path) -> None:
+    path, source = str(tmp_path / "store"), example()
+    if kind.startswith("zip"):
+        write_zip(source, f"{path}.zip")
+        store: Any = f"{path}.zip" if kind == "zip" else ZipStore(f"{path}.zip", mode="r")
+    elif kind == "icechunk":
+        icechunk = pytest.importorskip("icechunk")
+        repository = icechunk.Repository.create(icechunk.in_memory_storage())
+        session = repository.writable_session("main")
+        source.to_zarr(session.store, encoding=ENCODING, consolidated=False)
+        session.commit("example")
+        store = repository.readonly_session("main").store
+    elif kind == "memory":
+        store = MemoryStore()
+        source.to_zarr(store, encoding=ENCODING, consolidated=False)
+    else:
+        fsspec = pytest.importorskip("fsspec")
+        url = {"memory url": f"memory://{path}", "file url": f"file://{path}"}.get(kind, path)
+        source.to_zarr(url, encoding=ENCODING, consolidated=False)
+        store = fsspec.get_mapper(url) if kind == "mapper" else url
+    expected = xr.open_dataset(ZipStore(store, mode="r") if kind == "zip" else store, engine="zarr", consolidated=False)
+    with open_here(store, consolidated=False) as opened:
+        xr.testing.assert_identical(opened, expected)
+        assert_same(open_here(store, consolidated=False).isel(time=[2, 0]), expected.isel(time=[2, 0]))
+    expected.close()
+
+
+def test_a_zip_file_is_closed_with_its_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "store.zip")
+    write_zip(example(), path)
+    closed = []
+    monkeypatch.setattr(ZipStore, "close", lambda store: closed.append(store.path))
+    open_here(path, consolidated=False).close()
+    assert [str(p) for p in closed] == [path]
+    given = ZipStore(path, mode="r")
+    open_here(given, consolidated=False).close()
+    assert len(closed) == 1
+
+
+def test_a_file_that_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(FileNotFoundError, match=r"notes\.txt is a file and not a Zarr store"):
+        open_here(str(tmp_path / "notes.txt"))
 
 
 def test_an_unknown_device_is_refused(store: str) -> None:

@@ -73,7 +73,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         Parameters
         ----------
         filename_or_obj
-            A folder, a URL, or a zarr-python store.
+            A folder, a `.zip` file, a URL, or a zarr-python store.
         mask_and_scale, decode_times, concat_characters, decode_coords, drop_variables, use_cftime, decode_timedelta
             As for `xarray.open_dataset`.
         group, mode, consolidated, storage_options, zarr_format, use_zarr_fill_value_as_mask, cache_members
@@ -103,8 +103,9 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             A variable in `device_variables` cannot be on the device, or ``options.route`` is "device" and a data
             variable needs the host.
         """
+        zarr_store = _zarr_store(filename_or_obj)
         store: _Store = _Store.open_group(
-            _normalize_path(filename_or_obj),
+            zarr_store,
             group=group,
             mode=mode,
             consolidated=consolidated,
@@ -116,6 +117,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         placement = _placement(device, device_variables, host_variables, cf_float, options)
         return store.open_dataset(
             placement,
+            owns_store=zarr_store is not filename_or_obj,
             mask_and_scale=mask_and_scale,
             decode_times=decode_times,
             concat_characters=concat_characters,
@@ -154,8 +156,9 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         """
         placement = _placement(device, device_variables, host_variables, cf_float, options)
         parent = "/" + group.strip("/") if group else "/"
+        zarr_store = _zarr_store(filename_or_obj)
         stores = _Store.open_store(
-            _normalize_path(filename_or_obj),
+            zarr_store,
             group=parent,
             mode=mode,
             consolidated=consolidated,
@@ -166,6 +169,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         return {
             _relative(path, parent) if group else path: store.open_dataset(
                 placement,
+                owns_store=zarr_store is not filename_or_obj,
                 mask_and_scale=mask_and_scale,
                 decode_times=decode_times,
                 concat_characters=concat_characters,
@@ -191,8 +195,9 @@ class _Store(ZarrStore):
 
     __slots__ = ("_options",)
 
-    def open_dataset(self, placement: Placement, **decoders: Any) -> xr.Dataset:
+    def open_dataset(self, placement: Placement, *, owns_store: bool, **decoders: Any) -> xr.Dataset:
         """Decode the group of this store and put its data variables where their values should go."""
+        self._close_store_on_close = owns_store
         self._options = replace(placement.options, route="auto")
         with close_on_error(self):
             dataset = place(ZarrBackendEntrypoint().open_dataset("", store=self, **decoders), placement)
@@ -210,6 +215,13 @@ class _Store(ZarrStore):
         )
         variable.data = indexing.LazilyIndexedArray(array)
         return variable
+
+
+def _zarr_store(filename_or_obj: Any) -> Any:
+    """Make a path absolute, as xarray does, and open what zarr-python does not open by itself."""
+    from xgpuzarr.opening import as_store
+
+    return as_store(_normalize_path(filename_or_obj))
 
 
 def _placement(

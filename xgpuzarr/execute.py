@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xgpuzarr.decoders.host import ChunkDecoder, decode_into
-from xgpuzarr.errors import CorruptChunkError
+from xgpuzarr.errors import ChunkReadError, CorruptChunkError
 from xgpuzarr.locate import locate
 from xgpuzarr.opening import reader_for
 from xgpuzarr.plan.byte_ranges import ByteRanges, coalesce
@@ -52,6 +52,22 @@ class Source:
     @cached_property
     def reader(self) -> LocalReader | StoreReader:
         return reader_for(self.array, self.options)
+
+    def check_still_there(self) -> None:
+        """Tell a chunk that was never written from a store that is gone; for local folders, where it costs nothing.
+
+        Raises
+        ------
+        ChunkReadError
+            The array's metadata does not exist any more.
+        """
+        if isinstance(self.reader, LocalReader):
+            folder = self.reader.root / self.layout.path
+            if not any((folder / name).exists() for name in ("zarr.json", ".zarray")):
+                raise ChunkReadError(
+                    f"array {self.layout.path!r} of store {self.layout.store_name!r} is gone: its metadata was there "
+                    "when it was opened"
+                )
 
     @cached_property
     def chunk_decoder(self) -> ChunkDecoder:
@@ -131,6 +147,7 @@ class _HostRead:
     def __init__(self, plan: ReadPlan, source: Source, out: NDArray[Any]) -> None:
         self.plan, self.source, self.out = plan, source, out
         layout = plan.layout
+        self.confirmed = False
         self.chain = layout.codec_chain
         self.direct = self.chain.is_direct
         self.native = self.direct and self.chain.stored_dtype == layout.dtype
@@ -241,6 +258,9 @@ class _HostRead:
         return self.flat[start : start + self.plan.layout.chunk_nbytes]
 
     def _fill(self, row: int) -> None:
+        if not self.confirmed:
+            self.source.check_still_there()
+            self.confirmed = True
         positions, _ = self.plan.region(row)
         self.out[_product_index(positions)] = self.plan.layout.fill_value
 

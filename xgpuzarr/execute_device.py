@@ -361,6 +361,9 @@ class _DeviceRead:
         return self.plan.keys(unique), index
 
     def _fill(self, rows: NDArray[np.int64]) -> None:
+        if not len(rows):
+            return
+        self.source.check_still_there()
         self.n_missing += len(rows)
         self.output.fill(rows)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numcodecs
 import zarr
 from zarr.abc.store import Store
-from zarr.errors import BaseZarrError
+from zarr.errors import BaseZarrError, NodeNotFoundError, NodeTypeValidationError
 from zarr.storage import LocalStore, StorePath, ZipStore
 
 from xgpuzarr.errors import MetadataError, MissingDependencyError, UnsupportedError
@@ -78,6 +78,8 @@ def open_zarr_array(
             storage_options=None if storage_options is None else dict(storage_options),
         )
         _make_codecs(array)
+    except NodeNotFoundError as error:  # a FileNotFoundError too, of zarr-python's own
+        raise _not_found(opened, str(store), path) from error
     except FileNotFoundError as error:
         raise FileNotFoundError(f"no Zarr store at {store!s}; give the folder, .zip file or URL of one") from error
     except JSONDecodeError as error:
@@ -120,10 +122,8 @@ def _make_codecs(array: zarr.Array[Any]) -> None:
 def _explained(error: Exception, store: Any, store_name: str, path: str, name: str) -> Exception:
     """The error of ours that says what zarr-python's means."""
     kind = type(error).__name__
-    if kind in ("ArrayNotFoundError", "NodeNotFoundError", "NodeTypeValidationError", "ContainsGroupError"):
-        found = _array_paths(store)
-        hint = f"arrays there: {', '.join(map(repr, found))}" if found else "no array is there"
-        return FileNotFoundError(f"store {store_name}: no array at path {path!r}; {hint}")
+    if isinstance(error, NodeTypeValidationError):
+        return _not_found(store, store_name, path)
     if kind == "UnknownCodecError":
         named = re.search(r"'([\w.-]+)'", str(error))
         codec = getattr(error, "codec_id", None) or (named[1] if named else "?")
@@ -134,6 +134,12 @@ def _explained(error: Exception, store: Any, store_name: str, path: str, name: s
     if "No Zarr data type found" in str(error):
         return UnsupportedError(f"store {store_name}, {name}: zarr-python knows no such data type ({error})")
     return MetadataError(f"store {store_name}, {name}: invalid metadata ({kind}: {error})")
+
+
+def _not_found(store: Any, store_name: str, path: str) -> FileNotFoundError:
+    found = _array_paths(store)
+    hint = f"arrays there: {', '.join(map(repr, found))}" if found else "no array is there"
+    return FileNotFoundError(f"store {store_name}: no array at path {path!r}; {hint}")
 
 
 def _array_paths(store: Any, most: int = 8) -> list[str]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import dask
 import xarray as xr
-from harness import Store, add_common_arguments, timed, write_report, write_store
+from harness import Store, add_common_arguments, add_store_arguments, timed, write_report, write_store
 
 from xgpuzarr import ReadOptions, open_array
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 def main() -> None:
     """Run every case, print a line for each and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    add_common_arguments(parser, encodings=["blosc-lz4", "shards"])
+    add_common_arguments(parser)
+    add_store_arguments(parser, encodings=["blosc-lz4", "shards"])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--schedulers", nargs="+", choices=["threads", "cluster"], default=["threads", "cluster"])

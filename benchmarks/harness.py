@@ -20,7 +20,7 @@ from xgpuzarr.options import usable_cpus
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["Store", "add_common_arguments", "timed", "write_report", "write_store"]
+__all__ = ["Store", "add_common_arguments", "add_store_arguments", "timed", "write_report", "write_store"]
 
 N_DISTINCT_FIELDS = 128
 """Fields that are made and encoded; a store repeats their encoded bytes in objects of their own."""
@@ -99,11 +99,15 @@ def timed(call: Callable[[], Any], nbytes: int, n_repeats: int) -> dict[str, Any
     }
 
 
-def add_common_arguments(parser: argparse.ArgumentParser, *, encodings: Iterable[str]) -> None:
-    """Add the options that every benchmark has."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def add_store_arguments(parser: argparse.ArgumentParser, *, encodings: Iterable[str]) -> None:
+    """Add the options of benchmarks that write stores."""
     parser.add_argument("--encodings", nargs="+", choices=sorted(ENCODINGS), default=list(encodings))
     parser.add_argument("--decoded-gb", type=float, default=8.0, help="decoded size of each store, in GB")
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that every benchmark has."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where to write the stores; a temporary folder by default")
     parser.add_argument("--json", type=Path, help="write the results to this file")

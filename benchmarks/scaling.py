@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import Store, add_common_arguments, timed, write_report, write_store
+from harness import Store, add_common_arguments, add_store_arguments, timed, write_report, write_store
 
 from xgpuzarr import ReadOptions, from_zarr
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 def main() -> None:
     """Run every case, print a line for each and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    add_common_arguments(parser, encodings=["shards"])
+    add_common_arguments(parser)
+    add_store_arguments(parser, encodings=["shards"])
     parser.add_argument(
         "--gpus", type=int, nargs="+", default=[1], help="numbers of GPUs to try, the first as the unit"
     )

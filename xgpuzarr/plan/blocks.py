@@ -75,6 +75,8 @@ def block_unit(layout: ArrayLayout, target_bytes: int, *, itemsize: int | None =
 
 def first_cut(lengths: Sequence[int], unit: int) -> int | None:
     """Index at which blocks of `lengths` along an axis first cut a unit; None if every block ends with one."""
+    if not any(length % unit for length in set(lengths[:-1])):  # of very many blocks, few have lengths of their own
+        return None
     return next((stop for stop in accumulate(lengths[:-1]) if stop % unit), None)
 
 

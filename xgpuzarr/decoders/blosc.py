@@ -1,9 +1,9 @@
 """How does a batch of Blosc chunks become decoded bytes on the device?
 
 1. Headers, block offsets and stream sizes of all chunks are read and checked: a list of streams for the whole batch.
-2. Every stream goes to its slot in a scratch buffer: LZ4, Snappy and BloscLZ streams by our own kernel, which cannot
-   leave its buffers; Zstandard and zlib streams by nvCOMP, one call an algorithm, with a guard zone behind each; raw
-   streams by a copy.
+2. Every stream goes to its slot in a scratch buffer: BloscLZ streams by our own kernel, which cannot leave its buffers;
+   the others by nvCOMP, one call an algorithm, with a guard zone behind each; raw streams by a copy. Our kernel takes
+   LZ4 and Snappy too, if asked to.
 3. The shuffle of every block is undone on its way from scratch to the output.
 
 Chunks of one batch may differ in codec, shuffle, blocksize and typesize.
@@ -49,7 +49,7 @@ class FrameBatch:
         At least the largest decoded size, and the sum of all.
     """
 
-    algorithm: Literal["deflate", "zstd"]
+    algorithm: Literal["deflate", "lz4", "snappy", "zstd"]
     source: cupy.ndarray
     source_offset: cupy.ndarray
     source_nbytes: cupy.ndarray
@@ -59,6 +59,13 @@ class FrameBatch:
     max_frame_nbytes: int
     total_nbytes: int
 
+
+_ALGORITHMS: dict[Kind, Literal["deflate", "lz4", "snappy", "zstd"]] = {
+    Kind.LZ4: "lz4",
+    Kind.SNAPPY: "snappy",
+    Kind.DEFLATE: "deflate",
+    Kind.ZSTD: "zstd",
+}
 
 type DecodeFrames = Callable[[FrameBatch], tuple[cupy.ndarray, cupy.ndarray]]
 """Decodes frames; returns the decoded size of each, in bytes, and its status, 0 for success."""
@@ -73,11 +80,12 @@ def decode_blosc(
     out: cupy.ndarray,
     status: cupy.ndarray,
     out_offset: Column | None = None,
+    lz_decoder: Literal["nvcomp", "own"] = "nvcomp",
     decode_frames: DecodeFrames | None = None,
 ) -> cupy.ndarray:
     """Decode a batch of Blosc chunks on the current stream.
 
-    Returns before the decoding has run, but waits for the headers, and once more for each of Zstandard and zlib.
+    Returns before the decoding has run, but waits for the headers, and once more for each algorithm of nvCOMP.
 
     Parameters
     ----------
@@ -93,8 +101,10 @@ def decode_blosc(
         From `xgpuzarr.kernels.launch.new_status`.
     out_offset
         int64 ``(n_chunks,)``: where each chunk goes in `out`, in bytes; by default chunk c to ``c * chunk_nbytes``.
+    lz_decoder
+        Who decodes LZ4 and Snappy streams: nvCOMP, or the kernel that decodes BloscLZ.
     decode_frames
-        Who decodes Zstandard and deflate streams; by default nvCOMP.
+        What stands in for nvCOMP.
 
     Returns
     -------
@@ -114,7 +124,8 @@ def decode_blosc(
     if chunk_nbytes == 0:
         return problem
     batch = _Batch(encoded, offset, nbytes, headers, problem, status)
-    scratch, scratch_offset = batch.decode_streams(decode_frames or _decode_with_nvcomp)
+    own = {Kind.BLOSCLZ} if lz_decoder == "nvcomp" else {Kind.BLOSCLZ, Kind.LZ4, Kind.SNAPPY}
+    scratch, scratch_offset = batch.decode_streams(own, decode_frames or _decode_with_nvcomp)
     launch_blosc.unshuffle_chunks(
         encoded,
         offset,
@@ -141,8 +152,11 @@ class _Batch:
     problem: cupy.ndarray
     status: cupy.ndarray
 
-    def decode_streams(self, decode: DecodeFrames) -> tuple[cupy.ndarray, cupy.ndarray]:
-        """Decode every stream of every chunk. Returns scratch, and where each chunk's part of it starts."""
+    def decode_streams(self, own: set[Kind], decode: DecodeFrames) -> tuple[cupy.ndarray, cupy.ndarray]:
+        """Decode every stream of every chunk, those of kinds in `own` by our kernel.
+
+        Returns scratch, and where each chunk's part of it starts.
+        """
         import cupy
 
         sizes = self.headers[HeaderRow.N_BLOCKS :]
@@ -166,8 +180,8 @@ class _Batch:
             _find_overlaps(block_start, block_end, self.problem)
             streams = _Streams(self.encoded, table, scratch, max_stream_nbytes, self.problem, self.status)
             streams.copy_raw()
-            launch_blosc.decode_streams(self.encoded, scratch, table, self.problem)
-            for kind in (Kind.DEFLATE, Kind.ZSTD):
+            launch_blosc.decode_streams(self.encoded, scratch, table, self.problem, kinds=own)
+            for kind in _ALGORITHMS.keys() - own:
                 streams.decode_frames(kind, decode)
         return scratch, (sums - sizes)[-1]
 
@@ -214,7 +228,7 @@ class _Streams:
         launch.write_guards(self.scratch, guard, GUARD_NBYTES, status=self.status)
         actual_nbytes, statuses = decode(
             FrameBatch(
-                "deflate" if kind == Kind.DEFLATE else "zstd",
+                _ALGORITHMS[kind],
                 encoded,
                 source_offset,
                 source_nbytes,

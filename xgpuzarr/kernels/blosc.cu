@@ -178,11 +178,12 @@ extern "C" __global__ void read_streams(const u8* encoded, i64 encoded_nbytes, c
     }
 }
 
-// Decodes the LZ4, Snappy and BloscLZ streams of a table, one warp a stream; the others, and those of chunks with a
-// problem, are left alone. A stream that does not decode to its size is a problem of its chunk.
+// Decodes the LZ4, Snappy and BloscLZ streams of a table whose kind is a bit of `kinds`, one warp a stream; the others,
+// and those of chunks with a problem, are left alone. A stream that does not decode to its size is a problem of its
+// chunk.
 extern "C" __global__ void __launch_bounds__(64, 16)
     decode_streams(const u8* encoded, i64 encoded_nbytes, u8* out, i64 out_nbytes, const i64* streams, i64 n_streams,
-                   i32* problem, i64 n_chunks) {
+                   i32 kinds, i32* problem, i64 n_chunks) {
     const Lanes lanes = this_warp(threadIdx.x);
     if (lanes.lane >= lanes.count) return;
     const Column rows{streams, N_STREAM_ROWS * n_streams};
@@ -191,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(64, 16)
     for (i64 s = blockIdx.x * warps + threadIdx.x / 32; s < n_streams; s += gridDim.x * warps) {
         const i64 kind = rows.load(ROW_KIND * n_streams + s), chunk = rows.load(ROW_CHUNK * n_streams + s);
         const bool ours = kind == CODEC_BLOSCLZ || kind == CODEC_LZ4 || kind == CODEC_SNAPPY;
-        if (!ours || problems.load(chunk) != PROBLEM_NONE) continue;
+        if (!ours || !(kinds >> kind & 1) || problems.load(chunk) != PROBLEM_NONE) continue;
         const Bytes in = Bytes{encoded, encoded_nbytes}.part(rows.load(ROW_SOURCE * n_streams + s),
                                                              rows.load(ROW_ENCODED * n_streams + s));
         const i64 decoded_nbytes = rows.load(ROW_DECODED * n_streams + s);

@@ -22,6 +22,8 @@ from xgpuzarr.kernels.arguments import check_bytes, device_column, launch, tiles
 from xgpuzarr.kernels.compile import kernel_function
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import cupy
 
     from xgpuzarr.kernels.arguments import Column
@@ -179,7 +181,14 @@ def read_streams(
     return streams, block_start, block_end
 
 
-def decode_streams(encoded: cupy.ndarray, out: cupy.ndarray, streams: cupy.ndarray, problem: cupy.ndarray) -> None:
+def decode_streams(
+    encoded: cupy.ndarray,
+    out: cupy.ndarray,
+    streams: cupy.ndarray,
+    problem: cupy.ndarray,
+    *,
+    kinds: Collection[Kind] = (Kind.BLOSCLZ, Kind.LZ4, Kind.SNAPPY),
+) -> None:
     """Decode the LZ4, Snappy and BloscLZ streams of a table into `out`; streams of other kinds are left alone.
 
     Parameters
@@ -191,6 +200,8 @@ def decode_streams(encoded: cupy.ndarray, out: cupy.ndarray, streams: cupy.ndarr
     problem
         int32, one a chunk (row CHUNK of the table); `Problem.STREAM` is stored where a stream does not decode to its
         size.
+    kinds
+        Which of the three to decode.
     """
     check_bytes(encoded, "encoded")
     check_bytes(out, "out")
@@ -205,6 +216,7 @@ def decode_streams(encoded: cupy.ndarray, out: cupy.ndarray, streams: cupy.ndarr
         np.int64(out.nbytes),
         streams,
         np.int64(n_streams),
+        np.int32(sum(1 << kind for kind in kinds)),
         problem,
         np.int64(problem.size),
     )

@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import dask
+import dask.array as da
 import numpy as np
 import pytest
 import xarray as xr
@@ -189,6 +190,18 @@ def test_assigning_to_blocks_is_seen_by_later_selections(store, device):
     ds.t[3, 0, 0] = 7
     assert values(ds.t[3, 0, 0]) == 7
     assert values(ds.t.isel(time=3)[0, 0]) == 7
+
+
+def test_rechunking_stays_on_the_device(store, device, monkeypatch):
+    methods = []
+    rechunk = da.Array.rechunk
+    monkeypatch.setattr(
+        da.Array, "rechunk", lambda self, *args, **kwargs: methods.append(kwargs) or rechunk(self, *args, **kwargs)
+    )
+    ds = xr.open_dataset(store, engine=Engine, device=device, chunks={}).chunk(time=-1, y=5)
+    assert methods == [{"method": "tasks"}]
+    assert ds.t.chunks == ((100,), (5,) * 4, (30,))
+    np.testing.assert_array_equal(values(ds.t), VALUES)
 
 
 CHAINS = {

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 from xarray import Variable
 from xarray.core.indexing import (
     BasicIndexer,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
 
     import dask.array
-    import numpy as np
 
     from xgpuzarr.plan.layout import ArrayLayout
 
@@ -85,7 +85,7 @@ class BlockVariable(Variable):
 
     __slots__ = ()
 
-    def chunk(  # type: ignore[override]  # noqa: PLR0917
+    def chunk(  # type: ignore[override]
         self,
         chunks: Any = {},  # noqa: B006  # as in xarray
         name: str | None = None,
@@ -99,7 +99,7 @@ class BlockVariable(Variable):
         variable, manager = self, guess_chunkmanager(chunked_array_type)
         if _unread(self._data) is None:  # in memory: xarray's wrappers go, or chunking would end in numpy.asarray
             variable = self._replace(data=self.data)
-        elif isinstance(manager, DaskManager):
+        if isinstance(manager, DaskManager):
             manager = BlockManager(self.dims, self.encoding.get("preferred_chunks", {}))
         return super(BlockVariable, variable).chunk(
             chunks, name, lock, inline_array, manager, from_array_kwargs, **chunks_kwargs
@@ -201,7 +201,7 @@ def preferred_blocks(dims: Iterable[Hashable], array: StoredArray, itemsize: int
 
 
 class BlockManager(DaskManager):
-    """xarray's dask manager, for the unread data of one `BlockVariable`.
+    """xarray's dask manager for the data of one `BlockVariable`.
 
     Parameters
     ----------
@@ -216,12 +216,19 @@ class BlockManager(DaskManager):
         self._dims = dims
         self._preferred = preferred
 
-    def from_array(self, data: Any, chunks: Any, **_kwargs: Any) -> dask.array.Array:
-        """Make a dask array that reads the data. The name, lock and so on that xarray chose for it do not apply."""
+    def rechunk(self, data: Any, chunks: Any, **kwargs: Any) -> Any:
+        """Rechunk a dask array, blocks on the device by tasks: distributed's shuffle takes them to the host's disk."""
+        if not isinstance(data._meta, np.ndarray):  # noqa: SLF001
+            kwargs.setdefault("method", "tasks")
+        return super().rechunk(data, chunks, **kwargs)
+
+    def from_array(self, data: Any, chunks: Any, **kwargs: Any) -> dask.array.Array:
+        """Make a dask array of data. The name, lock and so on that xarray chooses do not apply to what is unread."""
         from xgpuzarr.dask_arrays import block_lengths, to_dask, warn_of_cuts
 
-        unread = _unread(data.array)
-        assert unread is not None
+        unread = _unread(getattr(data, "array", data))
+        if unread is None:
+            return super().from_array(data, chunks, **kwargs)
         layout = unread.stored.layout
         if layout is None or not unread.is_whole:
             return _mark(to_dask(unread, block_lengths(chunks, unread.shape, unread.dtype, None)), unread)

@@ -111,10 +111,11 @@ def test_results_equal_numpys_and_blocks_are_cupys(folder, store, name):
 
 
 @pytest.mark.usefixtures("client")
-def test_persist_and_rechunk(folder):
+@pytest.mark.parametrize("method", ["tasks", "p2p"])
+def test_persist_and_rechunk(folder, method):
     x = from_zarr(folder / "v2.zarr", options=OPTIONS).persist()
     assert block_types(x) == {"cupy"}
-    columns = x.rechunk((-1, 60, 120))
+    columns = x.rechunk((-1, 60, 120), method=method)
     assert block_types(columns) == {"cupy"}
     np.testing.assert_array_equal(as_numpy(columns.compute()), VALUES)
 
@@ -166,7 +167,8 @@ def test_nothing_is_copied_to_the_host_on_the_way(client, folder):
     client.submit(lambda: __import__("cupy").ones(1000).get(), pure=False).result()
     assert list(client.run(copied_nbytes).values()) == [[8000]]
     x = from_zarr(folder / "group.zarr", "t", options=OPTIONS)
-    ((x - x.mean(axis=0)) ** 2).rechunk((-1, 60, 120)).sum(axis=0).persist().map_blocks(lambda b: b * 2).sum().compute()
+    columns = ((x - x.mean(axis=0)) ** 2).rechunk((-1, 60, 120), method="tasks")
+    columns.sum(axis=0).persist().map_blocks(lambda b: b * 2).sum().compute()
     # What remains are statuses of decoded chunks and the like.
     assert sum(sum(copied) for copied in client.run(copied_nbytes).values()) < BLOCK_NBYTES // 100
 
@@ -198,7 +200,7 @@ def test_two_workers_share_a_gpu(folder, name):
 @pytest.mark.usefixtures("sharing_client")
 def test_two_workers_exchange_blocks(folder):
     x = from_zarr(folder / "v2.zarr", options=OPTIONS).persist()
-    columns = x.rechunk((-1, 60, 120))
+    columns = x.rechunk((-1, 60, 120), method="tasks")
     assert block_types(columns) == {"cupy"}
     np.testing.assert_array_equal(as_numpy(columns.compute()), VALUES)
 

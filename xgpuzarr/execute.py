@@ -8,6 +8,7 @@ device go through `xgpuzarr.execute_device` in batches. Both fill the grouped ou
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from xgpuzarr.errors import ChunkReadError, CorruptChunkError
 from xgpuzarr.locate import locate
 from xgpuzarr.opening import reader_for
 from xgpuzarr.plan.byte_ranges import ByteRanges, coalesce
+from xgpuzarr.plan.group_chunks import SliceChunks
 from xgpuzarr.plan.layout import chunk_codecs
 from xgpuzarr.plan.selection import AxisSlice
 from xgpuzarr.pool import run_all
@@ -158,6 +160,8 @@ class _HostRead:
         plain = self.native and axes == tuple(range(layout.ndim))
         self.slab = plan.slab_offset(slice(None)) if plain else np.full(plan.n_chunks, -1, np.int64)
         self.flat = out.reshape(-1).view(np.uint8) if plain else None
+        self.thread = threading.local()
+        self.slices = _slices(plan)
 
     def run(self) -> None:
         plan, options = self.plan, self.source.options
@@ -231,12 +235,23 @@ class _HostRead:
             self._decode(row, encoded, self._slab(row), offset)
             return
         else:
-            scratch = np.empty(self.plan.layout.chunk_nbytes, np.uint8)
+            scratch, chunk = self._scratch()
             self._decode(row, encoded, scratch, offset)
+        if self.slices is None:
+            positions, inner = self.plan.region(row)
+            _assign(self.out, positions, chunk, inner, self.plan.selection)
+        else:
+            pairs = [pairs[at] for pairs, at in zip(self.slices, self.plan.group_row[row].tolist(), strict=True)]
+            self.out[tuple([pair[0] for pair in pairs])] = chunk[tuple([pair[1] for pair in pairs])]
+
+    def _scratch(self) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        """Room for one stored chunk, and the same memory as the chunk's elements; one a thread."""
+        if not hasattr(self.thread, "scratch"):
+            scratch = np.empty(self.plan.layout.chunk_nbytes, np.uint8)
             stored = scratch.view(self.stored_dtype).reshape(self.stored_shape)
-            chunk = stored.transpose(self.to_array_axes)
-        positions, inner = self.plan.region(row)
-        _assign(self.out, positions, chunk, inner, self.plan.selection)
+            self.thread.scratch = scratch, stored.transpose(self.to_array_axes)
+        scratch_and_chunk: tuple[NDArray[np.uint8], NDArray[Any]] = self.thread.scratch
+        return scratch_and_chunk
 
     def _decode(self, row: int, encoded: memoryview, out: NDArray[np.uint8], offset: int | None) -> None:
         step = self.chain.compressor
@@ -269,6 +284,20 @@ class _HostRead:
     ) -> CorruptChunkError:
         where = self.plan.label(row) if offset is None else self.plan.label(row, offset, nbytes)
         return CorruptChunkError(f"{where}: {problem}")
+
+
+def _slices(plan: ReadPlan) -> list[list[tuple[slice, slice]]] | None:
+    """For each group and row of its table the region of a chunk, in the output and in the chunk; made once a read.
+
+    None if a group is not a slice: then `ReadPlan.region` says it, chunk by chunk.
+    """
+    slices = []
+    for table in plan.group_chunks:
+        if not isinstance(table, SliceChunks):
+            return None
+        regions = (table.region(row) for row in range(len(table.chunk_coords)))
+        slices.append([(positions, inner) for positions, (inner,) in regions])
+    return slices
 
 
 def _assign(

@@ -285,6 +285,16 @@ def test_a_pickled_handle_has_the_token_of_its_array(store):
         assert tokenize(pickle.loads(pickle.dumps(source))) == tokenize(source)
 
 
+def test_a_process_opens_an_array_once(counting, monkeypatch):
+    pickled = pickle.dumps(handle(from_zarr(counting, device="cpu")))
+    opened = []
+    unpickle = pickle.loads
+    monkeypatch.setattr(xgpuzarr.dask_arrays.pickle, "loads", lambda data: opened.append(data) or unpickle(data))
+    for _ in range(3):
+        np.testing.assert_array_equal(unpickle(pickled)[7], VALUES[7])
+    assert len(opened) == 1
+
+
 @pytest.mark.parametrize("dtype", ["f8", "i2"])
 def test_results_do_not_alias(store, dtype):
     array = from_zarr(store, device="cpu", options=SMALL_BLOCKS).astype(dtype)

@@ -198,7 +198,7 @@ class BlockSource:
     def _open(self) -> LazyArray:
         assert self._pickled is not None
         try:
-            return pickle.loads(self._pickled)  # type: ignore[no-any-return]  # noqa: S301  # of our own making
+            return _unpickle(self._pickled)
         except OSError as error:
             raise ChunkReadError(f"{_this_process()} cannot open what the client opened: {error}") from error
 
@@ -213,6 +213,12 @@ class BlockSource:
 
     def __dask_tokenize__(self) -> str:
         return self._token
+
+
+@functools.lru_cache(maxsize=64)
+def _unpickle(pickled: bytes) -> LazyArray:
+    """Open an array once a process, however many tasks bring it; the bytes are this package's own."""
+    return pickle.loads(pickled)  # type: ignore[no-any-return]  # noqa: S301
 
 
 def warn_of_cuts(layout: ArrayLayout, chunks: Lengths, axes: Sequence[Any], default: tuple[int, ...]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import xarray as xr
 
-from xgpuzarr.chunk_manager import _read_by
+from xgpuzarr.chunk_manager import read_by
 from xgpuzarr.device_variable import DeviceVariable, lazy_selection, on_host, stored_array
 from xgpuzarr.transfer import is_on_device, to_device, to_host
 
@@ -231,7 +231,7 @@ def _names(names: str | Iterable[Hashable]) -> list[Hashable]:
 
 def _route(name: Hashable, variable: xr.Variable) -> Route:
     data = variable._data  # noqa: SLF001
-    blocks: Any = _read_by(data)
+    blocks: Any = read_by(data)
     stored = stored_array(data if blocks is None else blocks.data)
     layout = None if stored is None else stored.layout
     return Route(

@@ -103,17 +103,21 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             A variable in `device_variables` cannot be on the device, or ``options.route`` is "device" and a data
             variable needs the host.
         """
+        from xgpuzarr.members import naming_bad_arrays
+
         zarr_store = _zarr_store(filename_or_obj)
-        store: _Store = _Store.open_group(
-            zarr_store,
-            group=group,
-            mode=mode,
-            consolidated=consolidated,
-            storage_options=storage_options,
-            zarr_format=zarr_format,
-            use_zarr_fill_value_as_mask=_fill_value_as_mask(use_zarr_fill_value_as_mask, mask_and_scale),
-            cache_members=cache_members,
-        )
+        with naming_bad_arrays(zarr_store, group, storage_options):
+            store: _Store = _Store.open_group(
+                zarr_store,
+                group=group,
+                mode=mode,
+                consolidated=consolidated,
+                storage_options=storage_options,
+                zarr_format=zarr_format,
+                use_zarr_fill_value_as_mask=_fill_value_as_mask(use_zarr_fill_value_as_mask, mask_and_scale),
+                cache_members=False,
+            )
+        store.find_members(drop_variables, cache=cache_members)
         placement = _placement(device, device_variables, host_variables, cf_float, options)
         return store.open_dataset(
             placement,
@@ -156,16 +160,19 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         """
         placement = _placement(device, device_variables, host_variables, cf_float, options)
         parent = "/" + group.strip("/") if group else "/"
+        from xgpuzarr.members import naming_bad_arrays
+
         zarr_store = _zarr_store(filename_or_obj)
-        stores = _Store.open_store(
-            zarr_store,
-            group=parent,
-            mode=mode,
-            consolidated=consolidated,
-            storage_options=storage_options,
-            zarr_format=zarr_format,
-            use_zarr_fill_value_as_mask=_fill_value_as_mask(use_zarr_fill_value_as_mask, mask_and_scale),
-        )
+        with naming_bad_arrays(zarr_store, parent, storage_options):
+            stores = _Store.open_store(
+                zarr_store,
+                group=parent,
+                mode=mode,
+                consolidated=consolidated,
+                storage_options=storage_options,
+                zarr_format=zarr_format,
+                use_zarr_fill_value_as_mask=_fill_value_as_mask(use_zarr_fill_value_as_mask, mask_and_scale),
+            )
         return {
             _relative(path, parent) if group else path: store.open_dataset(
                 placement,
@@ -193,7 +200,22 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
 class _Store(ZarrStore):
     """xarray's Zarr store with our arrays under its variables."""
 
-    __slots__ = ("_options",)
+    __slots__ = ("_dropped", "_options")
+
+    def find_members(self, drop_variables: str | Iterable[str] | None, *, cache: bool) -> None:
+        """List arrays and groups; those of `drop_variables` may be such as cannot be opened."""
+        self._dropped = _names(drop_variables or ())
+        self._cache_members = cache
+        if cache:
+            self._members = self._fetch_members()
+
+    def _fetch_members(self) -> dict[str, Any]:
+        from xgpuzarr.members import METADATA_ERRORS, openable_members
+
+        try:
+            return super()._fetch_members()
+        except METADATA_ERRORS:
+            return openable_members(self.zarr_group, getattr(self, "_dropped", ()))
 
     def open_dataset(self, placement: Placement, *, owns_store: bool, **decoders: Any) -> xr.Dataset:
         """Decode the group of this store and put its data variables where their values should go."""

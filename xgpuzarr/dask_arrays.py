@@ -85,7 +85,7 @@ def from_zarr(
     chunks: Chunks = "auto",
     device: Device = "auto",
     options: ReadOptions | None = None,
-    zarr_format: int | None = None,
+    zarr_format: Literal[2, 3] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> dask.array.Array:
     """Make a dask array of one array of a Zarr store; only metadata is read.

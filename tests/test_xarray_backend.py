@@ -468,6 +468,36 @@ def test_a_file_that_is_no_store(tmp_path: Path) -> None:
         open_here(str(tmp_path / "notes.txt"))
 
 
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.usefixtures("device_array")
+def test_many_stores_as_one(tmp_path: Path, parallel: bool) -> None:
+    paths = [str(tmp_path / f"{number}.zarr") for number in range(3)]
+    for number, path in enumerate(paths):
+        dataset = example().isel(time=[number]).drop_vars(["time_bounds", "scalar", "crs", "wait"])
+        dataset.to_zarr(path, encoding={"packed": ENCODING["packed"]})
+    kwargs: dict[str, Any] = {"combine": "by_coords", "data_vars": "minimal", "coords": "minimal", "compat": "override"}
+    opened = xr.open_mfdataset(paths, engine=ENGINE, device="cuda", parallel=parallel, **kwargs)
+    assert is_device_array(opened.packed.data._meta)
+    opened = opened.gpuzarr.to_device()  # after a concatenation, xarray's variables are plain ones
+    result = (opened.packed * opened.lat).mean("time").compute()
+    assert is_device_array(result.data)
+    expected = xr.open_mfdataset(paths, engine="zarr", **kwargs)
+    xr.testing.assert_allclose(result.as_numpy(), (expected.packed * expected.lat).mean("time").compute())
+    xr.testing.assert_identical(opened.compute().as_numpy(), expected.compute())
+
+
+@pytest.mark.usefixtures("device_array")
+@pytest.mark.parametrize("load", [False, True])
+@pytest.mark.parametrize("write", [xr.Dataset.to_zarr, xr.Dataset.to_netcdf, lambda ds, _: ds.to_dataframe()])
+def test_exports_do_not_copy_to_the_host_unasked(store: str, tmp_path: Path, load: bool, write: Any) -> None:
+    opened = open_here(store, device="cuda")[["plain"]].drop_encoding()
+    if load:
+        opened.load()
+    with pytest.raises(TypeError, match="NumPy"):
+        write(opened, str(tmp_path / "copy"))
+    write(opened.as_numpy(), str(tmp_path / "other copy"))
+
+
 def test_an_unknown_device_is_refused(store: str) -> None:
     with pytest.raises(ValueError, match="device must be 'auto', 'cuda' or 'cpu', got 'gpu'"):
         open_here(store, device="gpu")

@@ -107,6 +107,9 @@ class GpuZarrDatasetAccessor:
     def to_device(self, names: str | Iterable[Hashable] | None = None) -> xr.Dataset:
         """Copy variables to the current device: read ones at once, dask blocks when they are computed.
 
+        Those that are there already are not copied, but can be mixed with host data again after an operation that
+        made them plain variables (`xarray.concat`, `xarray.apply_ufunc`).
+
         Parameters
         ----------
         names
@@ -195,9 +198,9 @@ class GpuZarrDataArrayAccessor:
 
 def _on_device(variable: xr.Variable) -> xr.Variable:
     if not on_host(variable):
-        return variable
-    relocated = _relocated(variable, "cuda")
-    data = to_device(variable.data) if relocated is None else relocated
+        data = variable._data  # noqa: SLF001
+    elif (data := _relocated(variable, "cuda")) is None:
+        data = to_device(variable.data)
     return DeviceVariable(variable.dims, data, variable.attrs, variable.encoding)
 
 

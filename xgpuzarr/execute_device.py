@@ -48,11 +48,14 @@ N_STREAMS = 4
 N_AHEAD = 2
 """Waves read, or being read, before their work is queued."""
 
-N_WAVES = 3
-"""Waves that a read of middling size is cut into. A GPU decodes a frame serially, as long for hundreds as for one, so
-few large waves keep it full; and with at least three, reading hides behind decoding."""
+N_WAVES = 5
+"""Waves that a read of middling size is cut into, so that reading hides behind decoding."""
 
-MAX_WAVE_DECODED_NBYTES = 1 << 30
+LARGE_FRAME_NBYTES = 512 << 10
+"""From this decoded size on, frames that nvCOMP decodes serially make one wave: it takes as long for hundreds as for
+one, and longer for the same frames in several calls at once."""
+
+MAX_WAVE_DECODED_NBYTES = 4 << 30
 """A larger wave would not decode faster, and its scratch is several times as large."""
 
 MIN_WAVE_DECODED_NBYTES = 64 << 20
@@ -181,7 +184,9 @@ class _DeviceRead:
         if budget is None:
             free, _ = cupy.cuda.runtime.memGetInfo()
             budget = int(FREE_MEMORY_SHARE * (free + cupy.get_default_memory_pool().free_bytes()))
-        share = min(MAX_WAVE_DECODED_NBYTES, max(MIN_WAVE_DECODED_NBYTES, self.plan.decoded_nbytes // N_WAVES))
+        is_serial = compressor is not None and compressor.codec != "blosc" and chunk_nbytes >= LARGE_FRAME_NBYTES
+        share = self.plan.decoded_nbytes // (1 if is_serial else N_WAVES)
+        share = min(MAX_WAVE_DECODED_NBYTES, max(MIN_WAVE_DECODED_NBYTES, share))
         n_waves = max(1, self.plan.decoded_nbytes // share)
         # rounded up by a chunk, or the last few chunks would make one more wave
         most = min(budget // N_STREAMS, int(inflight.sum()) // n_waves + int(inflight.max(initial=1)))

@@ -169,7 +169,7 @@ def test_scalars_of_fill_value_are_masked_by_zarr_format(tmp_path: Path) -> None
 def test_groups_and_trees(tmp_path: Path) -> None:
     path = str(tmp_path / "tree.zarr")
     tree = xr.DataTree.from_dict(
-        {"/": example(), "/a": example().isel(time=0), "/a/b": example().isel(lat=0, drop=True)}
+        {"/": example(), "/a": example().isel(time=0), "/a/b": example().isel(time=0, lat=0, drop=True)}
     )
     tree.to_zarr(path)
     for group in (None, "/", "a", "/a", "a/b"):

@@ -62,7 +62,8 @@ class DeviceVariable(BlockVariable):
         """Make a result of arithmetic a variable of this class."""
         if not isinstance(result, xr.Variable):
             return result
-        return type(self)(result.dims, result._data, result.attrs, result.encoding, fastpath=True)  # noqa: SLF001
+        data: Any = result._data  # noqa: SLF001
+        return type(self)(result.dims, data, result.attrs, result.encoding, fastpath=True)
 
     def _beside(self, other: Any) -> Any:
         """Copy an operand on the host to the device, if it has numbers and the variable is there."""

@@ -85,7 +85,8 @@ def place(dataset: xr.Dataset, placement: Placement) -> xr.Dataset:
     device = resolve_device(placement.device)
     unknown = (placement.device_variables | placement.host_variables) - set(dataset.variables)
     if unknown:
-        raise ValueError(f"no variables {sorted(map(str, unknown))} in the dataset; it has {sorted(dataset.variables)}")
+        known = sorted(map(str, dataset.variables))
+        raise ValueError(f"no variables {sorted(map(str, unknown))} in the dataset; it has {known}")
     host_names = _names_of_coordinates(dataset.variables)
     variables = {
         name: _placed(name, variable, _rule(name, variable, dataset, host_names, placement), device, placement)

@@ -60,10 +60,10 @@ def test_groups_that_share_a_parent_name_it_once() -> None:
 
 def test_a_host_route_has_its_reason(tmp_path: Path) -> None:
     root = zarr.create_group(tmp_path / "s.zarr", zarr_format=2)
-    root.create_array("v", shape=(4,), dtype="f4", filters=[numcodecs.Quantize(2, "f4")], compressors=None)
+    root.create_array("v", shape=(4,), dtype="f4", compressors=numcodecs.BZ2())
     (entry,) = inspect_store(tmp_path / "s.zarr")
     assert entry.route == "host"
-    assert "quantize" in entry.reason
+    assert "bz2" in entry.reason
 
 
 def test_a_broken_array_does_not_hide_the_others(store: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
+from xgpuzarr.decoders.frames import GUARD_NBYTES
 from xgpuzarr.errors import DeviceMemoryError
 from xgpuzarr.kernels import launch
 
@@ -20,10 +21,7 @@ if TYPE_CHECKING:
 
     from xgpuzarr.plan.read_plan import ReadPlan
 
-__all__ = ["GUARD_NBYTES", "DeviceOutput", "out_of_memory"]
-
-GUARD_NBYTES = 256
-"""Bytes behind each decoded chunk, or behind the result, that a sound decoder leaves alone."""
+__all__ = ["DeviceOutput", "out_of_memory"]
 
 
 class DeviceOutput:
@@ -73,10 +71,10 @@ class DeviceOutput:
 
     @cached_property
     def slab(self) -> NDArray[np.int64]:
-        """For each plan row the byte at which its chunk lies whole and unchanged in the output; -1 for the others."""
+        """For each plan row the byte at which its decompressed chunk lies as it is in the output; -1 for the others."""
         layout = self.plan.layout
         in_order = layout.codec_chain.axes(layout.ndim) == tuple(range(layout.ndim))
-        if self.word_nbytes != 1 or not in_order:
+        if self.word_nbytes != 1 or not in_order or layout.codec_chain.filters:
             return np.full(self.plan.n_chunks, -1, np.int64)
         offset = self.plan.slab_offset(slice(None))
         return np.where(offset >= 0, offset * layout.dtype.itemsize, -1)

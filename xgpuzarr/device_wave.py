@@ -1,4 +1,4 @@
-"""One wave of chunks on the device: fetched, checked, decoded, placed; then looked at again once its stream has passed.
+"""One wave of chunks on the device: checked, decoded, filtered, placed; looked at again once its stream has passed.
 
 What the device decoder does not take (a zstd frame without its size, several frames, odd gzip headers), and whatever
 it fails on, is decoded on the host instead, which also tells a corrupt chunk from an unusual one.
@@ -7,35 +7,35 @@ it fails on, is decoded on the host instead, which also tells a corrupt chunk fr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cupy
 import numpy as np
 
-from xgpuzarr.decoders import nvcomp
 from xgpuzarr.decoders.blosc import decode_blosc
-from xgpuzarr.decoders.host import decode_into
-from xgpuzarr.device_output import GUARD_NBYTES
+from xgpuzarr.decoders.checksums import NBYTES as CHECKSUM_NBYTES
+from xgpuzarr.decoders.checksums import check_on_device
+from xgpuzarr.decoders.filters import undo
+from xgpuzarr.decoders.frames import GUARD_NBYTES, EncodedFrames, Places
+from xgpuzarr.decoders.host import decode_chunk
 from xgpuzarr.errors import CorruptChunkError
 from xgpuzarr.kernels import launch
+from xgpuzarr.options import usable_cpus
 from xgpuzarr.plan import frames
+from xgpuzarr.plan.codec_facts import CHECKSUMS
+from xgpuzarr.pool import run_all
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from xgpuzarr.device_output import DeviceOutput
     from xgpuzarr.plan.read_plan import ReadPlan
+    from xgpuzarr.plan.steps import Step
 
 __all__ = ["Fetched", "Wave"]
 
-FRAMING: dict[str, tuple[str, int, int]] = {
-    "lz4": ("lz4", 4, 0),
-    "zlib": ("deflate", 2, 4),
-    "zstd": ("zstd", 0, 0),
-    "gzip": ("gzip", 0, 0),
-}
-"""For each codec nvCOMP's algorithm, and the bytes before and behind what nvCOMP takes: numcodecs' LZ4 size, zlib's
-header and checksum."""
+HOST_DECODED_NBYTES = 256 << 20
+"""Decoded bytes of chunks that the host decodes at a time for the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,33 +77,38 @@ class Wave:
     def __init__(self, fetched: Fetched, output: DeviceOutput, stream: cupy.cuda.Stream) -> None:
         self.fetched, self.output, self.stream = fetched, output, stream
         self.plan: ReadPlan = output.plan
-        self.chunk_nbytes = self.plan.layout.chunk_nbytes
+        self.chain = self.plan.layout.codec_chain
         self.n_host_chunks = 0
         self._done = cupy.cuda.Event(disable_timing=True)
-        # chunks that are one piece of the output go there; the others have a place in `scratch`
+        # where the bytes lie without the checksums around them
+        self.at, self.nbytes = fetched.at, fetched.nbytes
+        # chunks that are one piece of the output are decoded there, the others in scratch
         self.slab_at = output.slab[fetched.rows]
         self.is_direct = self.slab_at >= 0
-        self.scratch_at = np.full(len(fetched.rows), -1, np.int64)
-        stride = -(-self.chunk_nbytes // 16) * 16 + GUARD_NBYTES
-        self.scratch_at[~self.is_direct] = np.arange(np.count_nonzero(~self.is_direct)) * stride
-        self.scratch: cupy.ndarray | None = None
-        self._checks: tuple[cupy.ndarray, ...] = ()
-        self._problem: cupy.ndarray | None = None
+        self.on_host = np.zeros(len(fetched.rows), np.bool_)
+        self._frames: EncodedFrames | None = None
+        self._flags: list[cupy.ndarray] = []
 
     def start(self) -> None:
         """Queue everything; waits only for the few bytes of each chunk that are checked on the host."""
         with self.stream:
-            compressor = self.plan.layout.codec_chain.compressor
-            if compressor is None:
-                self._place_plain()
-            elif compressor.codec == "blosc":
-                self._decode_blosc()
+            self._check_encoded()
+            if self.chain.compressor is None:
+                scratch, at = self._take_plain()
+            elif self.chain.compressor.codec == "blosc":
+                scratch, at = self._decode_blosc()
             else:
-                self._decode_frames()
+                scratch, at = self._decode_frames(self.chain.compressor.codec)
+            if self.chain.filters:
+                scratch, at = self._undo_filters(scratch, at)
+            placed = np.flatnonzero(~self.is_direct & ~self.on_host)
+            if len(placed):
+                self.output.place(scratch, self.fetched.rows[placed], at[placed])
+            self._decode_on_host(np.flatnonzero(self.on_host))
             self._done.record(self.stream)
 
     def finish(self) -> None:
-        """Wait for the stream, then look at every status, size and guard zone.
+        """Wait for the stream, then look at every status, size, checksum and guard zone.
 
         Raises
         ------
@@ -111,7 +116,12 @@ class Wave:
             A chunk does not decode on the host either.
         """
         self._done.synchronize()
-        suspects = self._suspects()
+        is_suspect = np.zeros(len(self.on_host), np.bool_)
+        for flags in self._flags:
+            is_suspect |= flags.get() != 0
+        if self._frames is not None:
+            is_suspect[self._frames.suspects()] = True
+        suspects = np.flatnonzero(is_suspect & ~self.on_host)
         if len(suspects):
             with self.stream:
                 self._decode_on_host(suspects)
@@ -123,169 +133,119 @@ class Wave:
 
     def problem_on_host(self, encoded: memoryview) -> str:
         """What the host finds wrong with an encoded chunk; "" if it decodes."""
-        if self.plan.layout.codec_chain.compressor is None:
-            return "" if len(encoded) == self.chunk_nbytes else f"{len(encoded)} bytes are stored"
-        return decode_into(self._codec, encoded, np.empty(self.chunk_nbytes, np.uint8))
+        return decode_chunk(self.chain, encoded, np.empty(self.plan.layout.chunk_nbytes, np.uint8))
 
-    def _place_plain(self) -> None:
-        """Chunks that are stored as they are."""
-        fetched = self.fetched
-        for index in np.flatnonzero(fetched.nbytes != self.chunk_nbytes)[:1].tolist():
-            raise self._corrupt(
-                index, f"{fetched.nbytes[index]} bytes are stored, the chunk shape needs {self.chunk_nbytes}"
-            )
-        self.output.place(fetched.slab, fetched.rows, fetched.at)
+    def _check_encoded(self) -> None:
+        """Look at the checksums of the encoded bytes before a decoder sees these."""
+        for step in self.chain.checks:
+            for index in np.flatnonzero(self.nbytes < CHECKSUM_NBYTES)[:1].tolist():
+                raise self._corrupt(index, f"{self.nbytes[index]} bytes have no room for a {step.codec} checksum")
+            slab, status = self.fetched.slab, self.output.status
+            self.at, self.nbytes, is_bad = check_on_device(step, slab, self.at, self.nbytes, status=status)
+            self.on_host |= is_bad.get()
 
-    def _suspects(self) -> NDArray[np.int64]:
-        """Chunks that the device decoder failed on, or may have."""
-        if self._problem is not None:
-            failed: NDArray[np.int64] = np.flatnonzero(self._problem.get())
-            return failed
-        if not self._checks:
-            return np.empty(0, np.int64)
-        statuses, actual, broken_guards = (check.get() for check in self._checks)
-        suspect = (statuses != 0) | (actual != self.chunk_nbytes)
-        if broken_guards.any():
-            suspect[:] = True  # whatever was overrun may be a neighbour
-        return self._device_index[suspect]
+    def _take_plain(self) -> tuple[cupy.ndarray, NDArray[np.int64]]:
+        """Chunks that are stored as they are, or with filters only."""
+        expected = self.chain.unfiltered_nbytes
+        for index in np.flatnonzero(self.nbytes != expected)[:1].tolist():
+            raise self._corrupt(index, f"{self.nbytes[index]} bytes are stored, the chunk shape needs {expected}")
+        self.is_direct[:] = False  # they lie in the slab
+        return self.fetched.slab, self.at
 
-    def _decode_blosc(self) -> None:
+    def _decode_blosc(self) -> tuple[cupy.ndarray, NDArray[np.int64]]:
         """Blosc checks itself: no stream leaves its place, and a problem is noted for each chunk."""
+        n, nbytes = len(self.at), self.chain.unfiltered_nbytes
+        out, at = self.output.memory, self.slab_at
         if not self.is_direct.all():
             self.is_direct[:] = False
-            self.scratch_at = np.arange(len(self.fetched.rows), dtype=np.int64) * self.chunk_nbytes
-            self.scratch = cupy.empty(len(self.fetched.rows) * self.chunk_nbytes, np.uint8)
-        self._problem = decode_blosc(
+            out, at = cupy.empty(n * nbytes, np.uint8), np.arange(n, dtype=np.int64) * nbytes
+        problem = decode_blosc(
             self.fetched.slab,
-            self.fetched.at,
-            self.fetched.nbytes,
-            chunk_nbytes=self.chunk_nbytes,
-            out=self.output.memory if self.scratch is None else self.scratch,
-            out_offset=self.slab_at if self.scratch is None else self.scratch_at,
+            self.at,
+            self.nbytes,
+            chunk_nbytes=nbytes,
+            out=out,
+            out_offset=at,
             status=self.output.status,
         )
-        self._place(np.flatnonzero(~self.is_direct))
+        self._flags.append(problem)
+        return out, at
 
-    def _decode_frames(self) -> None:
-        """Frames of one algorithm: checked at their ends, then given to nvCOMP with a guard zone behind each."""
-        if not self.is_direct.all():
-            self.scratch = cupy.empty(int(self.scratch_at.max()) + self.chunk_nbytes + GUARD_NBYTES, np.uint8)
-        on_host = self._check_ends()
-        self._device_index = np.flatnonzero(~on_host)
-        guard_at = self.scratch_at[~self.is_direct] + self.chunk_nbytes
-        if self.scratch is not None:
-            launch.write_guards(self.scratch, guard_at, GUARD_NBYTES, status=self.output.status)
-        actual, statuses = self._decompress(self._device_index)
-        broken = (
-            launch.check_guards(self.scratch, guard_at, GUARD_NBYTES)
-            if self.scratch is not None
-            else cupy.zeros(0, np.int32)
+    def _decode_frames(self, codec: str) -> tuple[cupy.ndarray, NDArray[np.int64]]:
+        """Frames of one algorithm: checked at their ends, then given to nvCOMP."""
+        nbytes = self.chain.unfiltered_nbytes
+        batch = EncodedFrames(
+            codec, self.fetched.slab, self.at, self.nbytes, decoded_nbytes=nbytes, status=self.output.status
         )
-        self._checks = (statuses, actual, broken)
-        if on_host.any():
-            self._decode_on_host(np.flatnonzero(on_host), place=False)
-        self._place(np.flatnonzero(~self.is_direct))
+        for index in np.flatnonzero(frames.is_corrupt(batch.problems))[:1].tolist():
+            raise self._corrupt(index, batch.describe(index))
+        self.on_host |= frames.needs_host(batch.problems)
+        room = -(-nbytes // 16) * 16 + GUARD_NBYTES
+        at = np.where(self.is_direct, self.slab_at, (np.cumsum(~self.is_direct) - 1) * room)
+        scratch = cupy.empty(int(np.count_nonzero(~self.is_direct)) * room, np.uint8)
+        batch.decode(np.flatnonzero(~self.on_host), Places(self.output.memory, scratch, self.is_direct, at))
+        self._frames = batch
+        return scratch, at
 
-    def _check_ends(self) -> NDArray[np.bool_]:
-        """Look at the first and last bytes of every chunk; which ones the host must decode."""
-        codec = self._codec
-        heads, tails = self._ends()
-        problems = frames.check_frames(codec, heads, tails, self.fetched.nbytes, self.chunk_nbytes)
-        for index in np.flatnonzero(frames.is_corrupt(problems))[:1].tolist():
-            problem = frames.Problem(int(problems[index]))
-            nbytes = int(self.fetched.nbytes[index])
-            raise self._corrupt(
-                index,
-                frames.describe(
-                    problem, codec, heads[index], nbytes=nbytes, expected_nbytes=self.chunk_nbytes
-                ),
-            )
-        return frames.needs_host(problems)
-
-    def _ends(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        fetched, n = self.fetched, len(self.fetched.rows)
-        width = frames.HEAD_NBYTES + frames.TAIL_NBYTES
-        ends = cupy.zeros((n, width), np.uint8)
-        row_at = np.arange(n, dtype=np.int64) * width
-        head, tail = np.minimum(fetched.nbytes, frames.HEAD_NBYTES), np.minimum(fetched.nbytes, frames.TAIL_NBYTES)
+    def _undo_filters(self, scratch: cupy.ndarray, at: NDArray[np.int64]) -> tuple[cupy.ndarray, NDArray[np.int64]]:
+        """Undo filters on all chunks at once; what they make of a chunk that was not decoded is never looked at."""
+        n, nbytes = len(at), self.chain.unfiltered_nbytes
+        batch = cupy.empty((n, nbytes), np.uint8)
         launch.copy_bytes(
-            fetched.slab,
-            ends.reshape(-1),
-            source_offset=np.concatenate([fetched.at, fetched.at + fetched.nbytes - tail]),
-            out_offset=np.concatenate([row_at, row_at + width - tail]),
-            nbytes=np.concatenate([head, tail]),
-            mean_nbytes=width // 2,
+            scratch,
+            batch.reshape(-1),
+            source_offset=at,
+            out_offset=np.arange(n, dtype=np.int64) * nbytes,
+            nbytes=np.full(n, nbytes),
+            mean_nbytes=nbytes,
             status=self.output.status,
         )
-        host = ends.get()
-        return host[:, : frames.HEAD_NBYTES], host[:, frames.HEAD_NBYTES :]
+        for step in self.chain.filters:
+            if step.codec in CHECKSUMS:
+                batch, is_bad = self._check_decoded(step, batch)
+            else:
+                batch, is_bad = undo(step, batch, cupy)
+            if is_bad is not None:
+                self._flags.append(is_bad)
+        return batch.reshape(-1), np.arange(n, dtype=np.int64) * batch.shape[1]
 
-    def _decompress(self, index: NDArray[np.int64]) -> tuple[cupy.ndarray, cupy.ndarray]:
-        """Queue nvCOMP for some of the chunks; decoded sizes and statuses."""
-        algorithm, before, behind = FRAMING[self._codec]
-        source, at, nbytes = self.fetched.slab, self.fetched.at[index] + before, self.fetched.nbytes[index]
-        nbytes = nbytes - before - behind
-        alignment = nvcomp.decode_alignment(algorithm).input
-        if np.any((source.data.ptr + at) % alignment):
-            aligned_at = np.cumsum(-(-nbytes // 16) * 16) - -(-nbytes // 16) * 16
-            aligned = cupy.empty(int(aligned_at[-1] + nbytes[-1]), np.uint8)
-            launch.copy_bytes(
-                source,
-                aligned,
-                source_offset=at,
-                out_offset=aligned_at,
-                nbytes=nbytes,
-                mean_nbytes=int(nbytes.mean()),
-                status=self.output.status,
-            )
-            source, at = aligned, aligned_at
-        self._decoder_input = source  # until the stream has passed
-        return nvcomp.decompress_batch(
-            algorithm,
-            cupy.asarray((source.data.ptr + at).astype(np.uint64)),
-            cupy.asarray(nbytes.astype(np.uint64)),
-            cupy.asarray(self._destinations(index)),
-            cupy.full(len(index), self.chunk_nbytes, np.uint64),
-            max_chunk_nbytes=self.chunk_nbytes,
-            total_nbytes=self.chunk_nbytes * len(index),
-            stream=self.stream,
-        )
+    def _check_decoded(self, step: Step, batch: cupy.ndarray) -> tuple[cupy.ndarray, cupy.ndarray]:
+        n, width = batch.shape
+        at, nbytes = np.arange(n, dtype=np.int64) * width, np.full(n, width)
+        at, nbytes, is_bad = check_on_device(step, batch.reshape(-1), at, nbytes, status=self.output.status)
+        start = int(at[0])
+        return cupy.ascontiguousarray(batch[:, start : start + int(nbytes[0])]), is_bad
 
-    def _destinations(self, index: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Device address that each chunk decodes to."""
-        scratch = 0 if self.scratch is None else self.scratch.data.ptr
-        direct = self.output.memory.data.ptr + self.slab_at[index]
-        return np.where(self.is_direct[index], direct, scratch + self.scratch_at[index]).astype(np.uint64)
-
-    def _decode_on_host(self, index: NDArray[np.int64], *, place: bool = True) -> None:
-        """Decode some chunks on the host and bring them to where nvCOMP would have."""
-        fetched = self.fetched
+    def _decode_on_host(self, index: NDArray[np.int64]) -> None:
+        """Decode some chunks on the host, and bring their elements to their place."""
+        nbytes = self.plan.layout.chunk_nbytes
         self.n_host_chunks += len(index)
-        decoded = np.empty(self.chunk_nbytes, np.uint8)
-        for i in index.tolist():
-            encoded = fetched.slab[int(fetched.at[i]) : int(fetched.at[i] + fetched.nbytes[i])].get()
-            problem = decode_into(self._codec, memoryview(encoded), decoded)
+        n_at_once = max(1, HOST_DECODED_NBYTES // nbytes)
+        for start in range(0, len(index), n_at_once):
+            part = index[start : start + n_at_once]
+            decoded = np.empty((len(part), nbytes), np.uint8)
+            self._decode_into(part, decoded)
+            for number in np.flatnonzero(self.is_direct[part]).tolist():
+                at = int(self.slab_at[part[number]])
+                self.output.memory[at : at + nbytes].set(decoded[number])
+            others = np.flatnonzero(~self.is_direct[part])
+            if len(others):
+                batch = cupy.asarray(decoded[others]).reshape(-1)
+                rows = self.fetched.rows[part[others]]
+                self.output.place(batch, rows, np.arange(len(others), dtype=np.int64) * nbytes)
+
+    def _decode_into(self, index: NDArray[np.int64], decoded: NDArray[np.uint8]) -> None:
+        fetched = self.fetched
+        encoded = [fetched.slab[int(fetched.at[i]) : int(fetched.at[i] + fetched.nbytes[i])].get() for i in index]
+
+        def decode(number: int) -> None:
+            problem = decode_chunk(self.chain, memoryview(encoded[number]), decoded[number])
             if problem:
-                raise self._corrupt(i, problem)
-            target: Any = self.output.memory if self.is_direct[i] else self.scratch
-            start = int(self.slab_at[i] if self.is_direct[i] else self.scratch_at[i])
-            target[start : start + self.chunk_nbytes].set(decoded)
-        if place:
-            self._place(index[~self.is_direct[index]])
+                raise self._corrupt(int(index[number]), problem)
 
-    def _place(self, index: NDArray[np.int64]) -> None:
-        if len(index):
-            self.output.place(self.scratch, self.fetched.rows[index], self.scratch_at[index])
-
-    @property
-    def _codec(self) -> str:
-        step = self.plan.layout.codec_chain.compressor
-        assert step is not None  # noqa: S101  # chains without one are placed as they are
-        return step.codec
+        run_all(decode, range(len(index)), usable_cpus())
 
     def _corrupt(self, index: int, problem: str) -> CorruptChunkError:
         fetched = self.fetched
-        label = self.plan.label(
-            int(fetched.rows[index]), int(fetched.object_offset[index]), int(fetched.nbytes[index])
-        )
+        label = self.plan.label(int(fetched.rows[index]), int(fetched.object_offset[index]), int(fetched.nbytes[index]))
         return CorruptChunkError(f"{label}: {problem}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xgpuzarr.decoders.host import ChunkDecoder, decode_into
+from xgpuzarr.decoders.host import ChunkDecoder, decode_chunk
 from xgpuzarr.errors import ChunkReadError, CorruptChunkError
 from xgpuzarr.locate import locate
 from xgpuzarr.opening import reader_for
@@ -151,15 +151,13 @@ class _HostRead:
         layout = plan.layout
         self.confirmed = False
         self.chain = layout.codec_chain
-        self.direct = self.chain.is_direct
-        self.native = self.direct and self.chain.stored_dtype == layout.dtype
         self.stored_dtype = self.chain.stored_dtype or layout.dtype
-        axes = self.chain.axes(layout.ndim) if self.direct else tuple(range(layout.ndim))
+        axes = self.chain.axes(layout.ndim)
         self.stored_shape = tuple(layout.chunk_shape[axis] for axis in axes)
         self.to_array_axes = tuple(int(i) for i in np.argsort(axes))
-        plain = self.native and axes == tuple(range(layout.ndim))
-        self.slab = plan.slab_offset(slice(None)) if plain else np.full(plan.n_chunks, -1, np.int64)
-        self.flat = out.reshape(-1).view(np.uint8) if plain else None
+        as_stored = self.chain.stored_dtype == layout.dtype and axes == tuple(range(layout.ndim))
+        self.slab = plan.slab_offset(slice(None)) if as_stored else np.full(plan.n_chunks, -1, np.int64)
+        self.flat = out.reshape(-1).view(np.uint8) if as_stored else None
         self.thread = threading.local()
         self.slices = _slices(plan)
 
@@ -179,7 +177,7 @@ class _HostRead:
     def _objects(self, start: int, stop: int) -> None:
         """Chunks that are objects of their own."""
         keys = self.plan.keys(self.plan.object_row[start:stop])
-        if not self.chain.steps or self.chain.compressor is not None or self.flat is None:
+        if not self.chain.is_plain or self.flat is None:
             wanted = [ObjectRead(key, ((0, WHOLE),)) for key in keys]
             for row, parts in enumerate(self.source.reader.read(wanted), start):
                 self._place(row, None if parts is None else parts[0])
@@ -226,7 +224,7 @@ class _HostRead:
         if encoded is None:
             self._fill(row)
             return
-        if not self.direct:
+        if self.chain.by_zarr:
             try:
                 chunk = self.source.chunk_decoder.decode_array(encoded)
             except ValueError as error:
@@ -254,15 +252,7 @@ class _HostRead:
         return scratch_and_chunk
 
     def _decode(self, row: int, encoded: memoryview, out: NDArray[np.uint8], offset: int | None) -> None:
-        step = self.chain.compressor
-        if step is None:
-            problem = ""
-            if len(encoded) == out.nbytes:
-                out[:] = encoded
-            else:
-                problem = f"{len(encoded)} bytes are stored, the chunk shape needs {out.nbytes}"
-        else:
-            problem = decode_into(step.codec, encoded, out)
+        problem = decode_chunk(self.chain, encoded, out)
         if problem:
             raise self._corrupt(row, problem, offset, len(encoded))
 

@@ -1,8 +1,8 @@
-"""Decoding chunks on the host: common compressors straight into place, everything else through zarr-python's codecs.
+"""Decoding chunks on the host: chains that are known here straight into place, all others through zarr-python's codecs.
 
-`ChunkDecoder.decode_into` serves direct chains (one known compressor over plain elements, see
-`CodecChain.is_direct`); `ChunkDecoder.decode_array` serves any chain that zarr-python can decode. Both are safe to
-call from several threads, and the compressors release the interpreter lock.
+`decode_chunk` serves the former, with the filters that the device runs; `ChunkDecoder.decode_array` any chain that
+zarr-python can decode (`CodecChain.by_zarr`). Both are safe to call from several threads, and the compressors release
+the interpreter lock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from zarr.core.config import config as zarr_config
 from zarr.core.sync import sync
 from zarr.registry import get_pipeline_class
 
+from xgpuzarr.decoders.checksums import check_on_host
+from xgpuzarr.decoders.filters import refusal, undo
 from xgpuzarr.errors import UnsupportedError
+from xgpuzarr.plan.codec_facts import CHECKSUMS
 from xgpuzarr.plan.frames import zstd_content_nbytes
 
 if TYPE_CHECKING:
@@ -29,9 +32,10 @@ if TYPE_CHECKING:
     import zarr
     from numpy.typing import NDArray
 
+    from xgpuzarr.plan.codec_chain import CodecChain
     from xgpuzarr.plan.layout import ArrayLayout
 
-__all__ = ["DECODE_ERRORS", "ChunkDecoder", "decode_into"]
+__all__ = ["DECODE_ERRORS", "ChunkDecoder", "decode_chunk", "decode_into"]
 
 DECODE_ERRORS: tuple[type[Exception], ...] = (
     ValueError,
@@ -51,7 +55,7 @@ DECODE_ERRORS: tuple[type[Exception], ...] = (
 def _fast_zlib() -> Any:
     """Give isal's zlib where it is installed (2-3 times as fast), the standard library's elsewhere."""
     try:
-        from isal import isal_zlib  # noqa: PLC0415  # an optional package
+        from isal import isal_zlib  # an optional package
     except ImportError:
         return zlib
     return isal_zlib
@@ -59,6 +63,54 @@ def _fast_zlib() -> Any:
 
 _ZLIB = _fast_zlib()
 _INFLATE_ERRORS: tuple[type[Exception], ...] = (zlib.error, _ZLIB.error)
+
+
+def decode_chunk(chain: CodecChain, encoded: memoryview, out: NDArray[np.uint8]) -> str:
+    """Undo a chain, all but axes and byte order (`CodecChain.settled`), filling `out` exactly.
+
+    Parameters
+    ----------
+    chain
+        One that is not `by_zarr`.
+    encoded
+        Encoded bytes of one chunk, host memory.
+    out
+        uint8, 1-D, contiguous, writable; as long as the chunk's elements.
+
+    Returns
+    -------
+    str
+        "" if `out` is filled; otherwise what is wrong with the bytes, and `out` holds nothing of use.
+    """
+    for step in chain.checks:
+        payload, problem = check_on_host(step, encoded)
+        if problem:
+            return problem
+        encoded = memoryview(payload)
+    if not chain.filters:
+        return _unpack(chain, encoded, out)
+    batch = np.empty(chain.unfiltered_nbytes, np.uint8)
+    problem = _unpack(chain, encoded, batch)
+    for step in chain.filters if not problem else ():
+        if step.codec in CHECKSUMS:
+            batch, problem = check_on_host(step, batch)
+        else:
+            rows, is_bad = undo(step, batch[None], np)
+            batch, problem = rows[0], refusal(step) if is_bad is not None and is_bad[0] else ""
+        if problem:
+            break
+    if not problem:
+        out[:] = batch
+    return problem
+
+
+def _unpack(chain: CodecChain, encoded: memoryview, out: NDArray[np.uint8]) -> str:
+    if chain.compressor is not None:
+        return decode_into(chain.compressor.codec, encoded, out)
+    if len(encoded) != out.nbytes:
+        return f"{len(encoded)} bytes are stored, the chunk shape needs {out.nbytes}"
+    out[:] = encoded
+    return ""
 
 
 def decode_into(codec: str, encoded: memoryview, out: NDArray[np.uint8]) -> str:
@@ -90,8 +142,8 @@ def _decode_zstd(encoded: memoryview, out: NDArray[np.uint8]) -> str:
 
 
 def _is_one_zstd_frame_of(nbytes: int, encoded: memoryview) -> bool:
-    """Say whether the first frame header (RFC 8878, section 3.1.1.1) states this content size; a microsecond a chunk."""
-    if len(encoded) < 18 or encoded[:4] != b"\x28\xb5\x2f\xfd":
+    """Say whether the first frame header (RFC 8878, section 3.1.1.1) states this content size, in a microsecond."""
+    if len(encoded) < 18 or bytes(encoded[:4]) != b"\x28\xb5\x2f\xfd":
         return False
     descriptor = encoded[4]
     is_single_segment = descriptor >> 5 & 1
@@ -149,7 +201,7 @@ def _decode_deflate(encoded: memoryview, out: NDArray[np.uint8], wbits: int) -> 
         out[done : done + len(part)] = np.frombuffer(part, np.uint8)
         done += len(part)
         rest = memoryview(member.unused_data)
-        if wbits == zlib.MAX_WBITS and len(rest):
+        if wbits == zlib.MAX_WBITS and rest:
             return f"zlib stream is followed by {len(rest)} stray bytes"
         if not bytes(rest).strip(b"\0"):  # gzip allows zero padding
             break

@@ -1,81 +1,54 @@
 """How do the encoded bytes of a chunk become its elements, and where can that happen?
 
-`build_codec_chain` turns the codec metadata of either Zarr format into decode steps, each with its size, its
-route (device or host) and, for the host, the reason. Format facts: Zarr v3 core specification, "Codecs";
-Zarr v2 specification, "Arrays"; the numcodecs documentation for the configuration of each numcodecs codec.
+`build_codec_chain` turns the codec metadata of either Zarr format into decode steps, each with its sizes, its route
+(device or host) and, for the host, the reason. A chain that is known here runs in four parts:
+
+1. `CodecChain.checks`: checksums of the encoded bytes;
+2. `CodecChain.compressor`: at most one, from encoded bytes to bytes of a size that the metadata states;
+3. `CodecChain.filters`: each one operation on a whole batch of chunks of one size;
+4. the axes and the byte order of the elements, settled while they are copied to their place.
+
+Format facts: Zarr v3 core specification, "Codecs"; Zarr v2 specification, "Arrays".
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
+from xgpuzarr.plan.codec_facts import COMPRESSORS, make_step
+from xgpuzarr.plan.steps import Content, Kind, Route, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    import numpy as np
+
 __all__ = ["CodecChain", "Step", "build_codec_chain"]
 
-Route = Literal["device", "host"]
-
-DEVICE_COMPRESSORS = frozenset({"zstd", "lz4", "gzip", "zlib", "blosc"})
-"""Compressors with a decoder on the device."""
-
-HOST_COMPRESSORS = frozenset({"zstd", "lz4", "gzip", "zlib", "blosc"})
-"""Compressors that `decoders.host` decodes straight into place."""
+_FOREIGN_SERIALIZERS = frozenset(
+    {"vlen-utf8", "vlen-bytes", "vlen-array", "numcodecs.zfpy", "zfp", "numcodecs.pcodec", "sharding_indexed"}
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One codec of a chain, as it is undone.
-
-    Attributes
-    ----------
-    codec
-        Name of the codec; the same for both Zarr formats ("zstd", never "numcodecs.zstd").
-    config
-        The codec's configuration, as the metadata has it.
-    kind
-        "bytes" (bytes to bytes), "serializer" (bytes to array) or "array" (array to array).
-    decoded_nbytes
-        Size of one chunk after this step, in bytes; None if the metadata does not determine it.
-    reason
-        Why this step cannot run on the device; "" if it can.
-    """
-
-    codec: str
-    config: Mapping[str, Any]
-    kind: Literal["bytes", "serializer", "array"]
-    decoded_nbytes: int | None
-    reason: str
-
-    @property
-    def route(self) -> Route:
-        return "host" if self.reason else "device"
-
-    def __str__(self) -> str:
-        if self.codec == "bytes":
-            return f"bytes[{self.config['dtype'].str}]"
-        if self.codec == "blosc":
-            return f"blosc[{self.config.get('cname', '?')},{self.config.get('shuffle', '?')}]"
-        if self.codec == "transpose":
-            return f"transpose{list(self.config['order'])}"
-        return self.codec
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CodecChain:
     """The decode steps of one chunk, first step first.
 
     Attributes
     ----------
     steps
-        Steps in decode order: compressors, checksums, the serializer, then array codecs.
+        Steps in decode order: checksums and compressors, the serializer, then array codecs. In Zarr v2, where the
+        dtype and the order stand beside the codecs, filters come before the serializer.
+    stored_dtype
+        dtype, byte order included, of the elements that are left to be copied to their place; None where zarr-python
+        decodes, or nothing is stored.
     """
 
     steps: tuple[Step, ...]
+    stored_dtype: np.dtype[Any] | None = None
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)
@@ -85,48 +58,69 @@ class CodecChain:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Every reason for the host; empty when the device decodes."""
-        return tuple(step.reason for step in self.steps if step.reason)
+        """Every reason for the host, once; empty when the device decodes."""
+        return tuple(dict.fromkeys(step.reason for step in self.steps if step.reason))
 
     @property
     def route(self) -> Route:
-        """Where chunks are decoded. One host step takes the whole chain to the host: crossing the bus twice
-        costs more than the steps between."""
+        """Where chunks are decoded.
+
+        One host step takes the whole chain to the host: crossing the bus twice costs more than the steps between.
+        """
         return "host" if self.reasons else "device"
 
-    @property
-    def stored_dtype(self) -> np.dtype[Any] | None:
-        """dtype, byte order included, of the elements as the serializer reads them; None for a foreign serializer."""
-        for step in self.steps:
-            if step.kind == "serializer":
-                return step.config["dtype"] if step.codec == "bytes" else None
-        return None
+    @cached_property
+    def by_zarr(self) -> bool:
+        """True if only zarr-python's codecs decode these chunks."""
+        return any(step.by_zarr for step in self.steps)
 
-    @property
+    @cached_property
     def compressor(self) -> Step | None:
-        """The single bytes-to-bytes step, if there is exactly one."""
-        found = [s for s in self.steps if s.kind == "bytes"]
-        return found[0] if len(found) == 1 else None
+        """The step that decompresses."""
+        return next((step for step in self.steps if step.codec in COMPRESSORS), None)
+
+    @cached_property
+    def checks(self) -> tuple[Step, ...]:
+        """Checksums of the compressed bytes."""
+        return self.steps[: max(self._n_unpacked - 1, 0)]
+
+    @cached_property
+    def filters(self) -> tuple[Step, ...]:
+        """What is undone behind the compressor, before the elements are copied to their place."""
+        return self.steps[self._n_unpacked : self._n_filtered]
+
+    @cached_property
+    def settled(self) -> tuple[Step, ...]:
+        """What is settled while the elements are copied to their place: byte order and axes."""
+        return self.steps[self._n_filtered :]
+
+    @cached_property
+    def unfiltered_nbytes(self) -> int:
+        """Size of one chunk behind the compressor, or as it is stored without one, in bytes."""
+        nbytes = self.steps[self._n_unpacked].encoded_nbytes
+        assert nbytes is not None  # so it is for every chain that is not left to zarr-python
+        return nbytes
 
     @property
-    def is_direct(self) -> bool:
-        """True if a chunk is at most one known compressor over plain elements, in C order or permuted.
+    def is_plain(self) -> bool:
+        """True if chunks are stored as their elements, with nothing to undo but axes and byte order."""
+        return not self.by_zarr and self.compressor is None and not self.filters
 
-        Such a chunk decodes straight to its place; its axes and byte order are settled while it is copied.
-        """
-        kinds = [s.kind for s in self.steps]
-        return (
-            self.stored_dtype is not None
-            and kinds.count("bytes") <= 1
-            and all(s.codec in HOST_COMPRESSORS for s in self.steps if s.kind == "bytes")
-            and all(s.codec == "transpose" for s in self.steps if s.kind == "array")
-            and not any(s.reason for s in self.steps if s.kind == "serializer")
-        )
+    @cached_property
+    def _n_unpacked(self) -> int:
+        return 0 if self.compressor is None else self.steps.index(self.compressor) + 1
+
+    @cached_property
+    def _n_filtered(self) -> int:
+        stop = len(self.steps)
+        while stop > self._n_unpacked and self.steps[stop - 1].codec in ("transpose", "bytes"):
+            stop -= 1
+        return stop
 
     def axes(self, ndim: int) -> tuple[int, ...]:
-        """Permutation of a direct chain: array axis that each axis of the stored chunk holds, slowest first."""
+        """Array axis that each axis of the chunk holds as it is copied to its place, slowest first."""
         order = list(range(ndim))
-        for step in reversed(self.steps):
+        for step in reversed(self.settled):
             if step.codec == "transpose":
                 order = [order[i] for i in step.config["order"]]
         return tuple(order)
@@ -160,40 +154,56 @@ def build_codec_chain(
     CodecChain
         Never fails: what is not known gets a step with a host reason.
     """
-    size = math.prod(chunk_shape)
-    nbytes: int | None = size * dtype.itemsize if dtype.kind not in "OT" else None
-    encode_side: list[Step] = []
-    current = dtype
-    if zarr_format == 2:
-        if order == "F" and len(chunk_shape) > 1:
-            reverse = tuple(range(len(chunk_shape)))[::-1]
-            encode_side.append(Step("transpose", {"order": reverse}, "array", nbytes, ""))
-        reason = f"objects ({dtype}) live on the host" if dtype.kind in "OT" else ""
-        encode_side.append(Step("bytes", {"dtype": dtype}, "serializer", nbytes, reason))
-    seen_serializer = zarr_format == 2
+    nbytes = math.prod(chunk_shape) * dtype.itemsize if dtype.kind not in "OT" else None
+    content = Content(nbytes, dtype, chunk_shape)
+    encode_side = _v3_steps(codecs, content) if zarr_format == 3 else _v2_steps(codecs, content, order)
+    chain = CodecChain(_at_most_one_compressor(encode_side[::-1]))
+    if chain.by_zarr:
+        return chain
+    stored = next((step.config["dtype"] for step in chain.settled if step.codec == "bytes"), dtype)
+    return replace(chain, stored_dtype=stored)
+
+
+def _v2_steps(
+    codecs: Sequence[tuple[str, Mapping[str, Any]]], content: Content, order: Literal["C", "F"]
+) -> tuple[Step, ...]:
+    """Steps in encode order."""
+    steps: list[Step] = []
+    ndim = len(content.shape)
+    if order == "F" and ndim > 1:
+        reverse = {"order": tuple(range(ndim))[::-1]}
+        step, content = make_step("transpose", reverse, content, kind="array", is_typed=False)
+        steps.append(step)
+    steps.append(_serializer(content, content.dtype))
+    for full_name, config in codecs:
+        step, content = make_step(_canonical(full_name), config, content, kind="bytes", is_typed=False)
+        steps.append(step)
+    return tuple(steps)
+
+
+def _v3_steps(codecs: Sequence[tuple[str, Mapping[str, Any]]], content: Content) -> tuple[Step, ...]:
+    """Steps in encode order."""
+    steps: list[Step] = []
+    kind: Kind = "array"
     for full_name, config in codecs:
         name = _canonical(full_name)
-        before = nbytes
-        if name == "bytes" and zarr_format == 3:
-            seen_serializer = True
+        if name == "bytes":
             endian: Literal["big", "little", "="] = config.get("endian") or "="
-            stored = current.newbyteorder(endian)
-            encode_side.append(Step("bytes", {"dtype": stored}, "serializer", nbytes, ""))
+            steps.append(_serializer(content, content.dtype.newbyteorder(endian)))
+            kind = "bytes"
             continue
-        kind: Literal["bytes", "serializer", "array"] = "bytes" if seen_serializer else "array"
-        if name in _FOREIGN_SERIALIZERS and zarr_format == 3:
-            kind, seen_serializer = "serializer", True
-        nbytes, current = _encoded_size(name, config, before, current)
-        encode_side.append(Step(name, dict(config), kind, before, _host_reason(name, config, kind)))
-    steps = tuple(reversed(encode_side))
-    if len([s for s in steps if s.kind == "bytes"]) > 1:
-        steps = tuple(_with_reason(s, "more than one bytes codec is undone on the host") for s in steps)
-    return CodecChain(steps)
+        own_kind: Kind = "serializer" if full_name in _FOREIGN_SERIALIZERS else kind
+        step, content = make_step(name, config, content, kind=own_kind, is_typed=own_kind == "array")
+        kind = "bytes" if own_kind == "serializer" else kind
+        steps.append(step)
+    return tuple(steps)
 
 
-_FOREIGN_SERIALIZERS = frozenset(
-    {"vlen-utf8", "vlen-bytes", "vlen-array", "zfpy", "zfp", "pcodec", "sharding_indexed", "optional", "packbits"}
-)
+def _serializer(content: Content, stored: np.dtype[Any]) -> Step:
+    is_object = content.dtype.kind in "OT"
+    reason = f"objects ({content.dtype}) live on the host" if is_object else ""
+    config = {"dtype": stored, "decoded_dtype": content.dtype}
+    return Step("bytes", config, "serializer", content.nbytes, content.nbytes, reason, by_zarr=is_object)
 
 
 def _canonical(name: str) -> str:
@@ -201,39 +211,8 @@ def _canonical(name: str) -> str:
     return {"endian": "bytes"}.get(name, name.removeprefix("numcodecs.").removeprefix("https://codec.zarr.dev/"))
 
 
-def _encoded_size(
-    name: str, config: Mapping[str, Any], nbytes: int | None, dtype: np.dtype[Any]
-) -> tuple[int | None, np.dtype[Any]]:
-    """Size of a chunk, and dtype of its elements, once `name` has encoded it; None when it depends on the data."""
-    if nbytes is None:
-        return None, dtype
-    if name in ("shuffle", "bitround", "transpose"):
-        return nbytes, dtype
-    if name in ("crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3"):
-        return nbytes + 4, dtype
-    if name in ("delta", "fixedscaleoffset", "quantize", "astype"):
-        target = config.get("encode_dtype" if name == "astype" else "astype") or config.get("dtype") or dtype
-        source = config.get("decode_dtype" if name == "astype" else "dtype") or dtype
-        encoded = np.dtype(target)
-        return nbytes // np.dtype(source).itemsize * encoded.itemsize, encoded
-    if name == "packbits":
-        return 1 + -(-nbytes // 8), np.dtype("u1")
-    return None, dtype
-
-
-def _host_reason(name: str, config: Mapping[str, Any], kind: str) -> str:
-    if kind == "bytes" and name in DEVICE_COMPRESSORS:
-        return ""
-    if name == "transpose":
-        return ""
-    if name in ("lzma", "bz2", "pcodec", "zfpy", "zfp", "jenkins_lookup3"):
-        return f"codec {name!r} has no GPU decoder"
-    if name.startswith("vlen") or name in ("json2", "msgpack2", "pickle", "categorize", "base64"):
-        return f"codec {name!r} makes objects, which live on the host"
-    return f"codec {name!r} is decoded on the host"
-
-
-def _with_reason(step: Step, reason: str) -> Step:
-    if step.kind != "bytes":
-        return step
-    return Step(step.codec, step.config, step.kind, step.decoded_nbytes, step.reason or reason)
+def _at_most_one_compressor(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    if sum(step.codec in COMPRESSORS for step in steps) <= 1:
+        return steps
+    reason = "one compressor behind another, and only the data tell the size between them"
+    return tuple(replace(s, reason=reason, by_zarr=True) if s.codec in COMPRESSORS else s for s in steps)

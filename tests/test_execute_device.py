@@ -1,4 +1,7 @@
-"""Device reads equal zarr-python's: every codec, order, byte order and dtype, for every kind of selection."""
+"""Device reads equal zarr-python's: every codec, order, byte order and dtype, for every kind of selection.
+
+Without a device they run on `tests.host_device`, their kernels under the sanitizers.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ import zarr
 from zarr.codecs import BytesCodec, GzipCodec, TransposeCodec, ZstdCodec
 
 import xgpuzarr
+from tests.codec_cases import CASES, CHUNKS, DAMAGE, SHAPE, damage
+from tests.host_device import host_device, host_device_session  # noqa: F401  # fixtures
 from xgpuzarr.diagnostics import collect
 from xgpuzarr.errors import CorruptChunkError
 from xgpuzarr.options import ReadOptions
@@ -18,9 +23,20 @@ from xgpuzarr.options import ReadOptions
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.gpu
 
-SHAPE, CHUNKS = (23, 31, 40), (4, 31, 16)
+@pytest.fixture(params=["host", pytest.param("cuda", marks=pytest.mark.gpu)], autouse=True)
+def _device(request: pytest.FixtureRequest) -> None:
+    """Run every test on the stand-in for a device, and with -m gpu on a device."""
+    if request.param == "host":
+        request.getfixturevalue("host_device")
+
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification"),
+    pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning"),
+]
+
+
 BLOSC = ("lz4", "lz4hc", "zstd", "zlib", "blosclz")
 COMPRESSORS = {
     2: {
@@ -65,7 +81,7 @@ def _check(path: Path, values: np.ndarray[Any, Any], *, route: str = "device", o
     assert array.route == route
     for key in SELECTIONS:
         got = array[key]
-        assert isinstance(got, np.ndarray) is not on_device
+        assert hasattr(got, "get") is on_device
         host = got.get() if on_device else got
         expected = values[key]
         assert host.dtype == values.dtype.newbyteorder("=")
@@ -105,6 +121,31 @@ def test_v3(tmp_path: Path, compressor: str, endian: str, transpose: Any, shards
     assert sum(report.n_missing for report in reports) > 0
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_codec_chains(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    values = case.write(tmp_path / "a")
+    with collect() as reports:
+        _check(tmp_path / "a", values, route=case.route, on_device=np.dtype(case.dtype).kind not in "MSU")
+    assert sum(report.n_host_chunks for report in reports) == 0
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_names_the_chunk(tmp_path: Path, name: str) -> None:
+    case, at, text = DAMAGE[name]
+    CASES[case].write(tmp_path / "a")
+    damage(tmp_path / "a", at)
+    with pytest.raises(CorruptChunkError, match=rf"chunk \(0, 0, 0\).*({text})"):
+        xgpuzarr.open_array(tmp_path / "a", device="cuda")[:]
+
+
+def test_a_chunk_without_room_for_its_checksum(tmp_path: Path) -> None:
+    CASES["v3-crc32c"].write(tmp_path / "a")
+    (tmp_path / "a" / "c" / "0" / "0" / "0").write_bytes(b"abc")
+    with pytest.raises(CorruptChunkError, match="3 bytes have no room for a crc32c checksum"):
+        xgpuzarr.open_array(tmp_path / "a", device="cuda")[:]
+
+
 def test_zero_dimensions(tmp_path: Path) -> None:
     for n, compressor in enumerate([None, ZstdCodec()]):
         array = zarr.create_array(tmp_path / str(n), shape=(), dtype="f8", compressors=compressor)
@@ -121,14 +162,16 @@ def test_empty_array(tmp_path: Path) -> None:
 
 def test_many_waves_of_little_memory(tmp_path: Path) -> None:
     values = _values("<f4", (200, 100, 100))
-    array = zarr.create_array(tmp_path / "a", shape=values.shape, chunks=(1, 100, 100), dtype="f4", compressors=ZstdCodec())
+    array = zarr.create_array(
+        tmp_path / "a", shape=values.shape, chunks=(1, 100, 100), dtype="f4", compressors=ZstdCodec()
+    )
     array[:] = values
     options = ReadOptions(max_batch_bytes=1 << 20)
     got = xgpuzarr.open_array(tmp_path / "a", device="cuda", options=options)[:]
     np.testing.assert_array_equal(got.get(), values)
 
 
-def test_memory_store(tmp_path: Path) -> None:
+def test_memory_store() -> None:
     values = _values("<f4")
     for shards in (None, (8, 31, 48)):
         store = zarr.storage.MemoryStore()
@@ -141,7 +184,9 @@ def test_memory_store(tmp_path: Path) -> None:
 
 def test_frames_the_device_does_not_take_go_to_the_host(tmp_path: Path) -> None:
     values = _values("<i4")
-    array = zarr.create_array(tmp_path / "a", shape=SHAPE, chunks=CHUNKS, dtype="i4", zarr_format=2, compressors=numcodecs.Zstd())
+    array = zarr.create_array(
+        tmp_path / "a", shape=SHAPE, chunks=CHUNKS, dtype="i4", zarr_format=2, compressors=numcodecs.Zstd()
+    )
     array[:] = values
     chunk = tmp_path / "a" / "1.0.1"
     chunk.write_bytes(b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip" + chunk.read_bytes())  # a skippable frame first

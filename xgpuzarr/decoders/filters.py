@@ -157,11 +157,13 @@ def _undo_scale_offset(config: Mapping[str, Any], batch: Array, xp: Any) -> tupl
         limits = np.iinfo(dtype)
         is_wrong |= (wide < limits.min) | (wide > limits.max)
         return _store(wide.astype(dtype), dtype, xp), is_wrong.any(axis=1)
-    quotients = values // scale
-    sums = quotients + offset  # modulo 2**64: a sum that passed the end lies on the wrong side
-    is_wrong |= (sums < quotients) if offset >= 0 else (sums > quotients)
-    if scale == -1:
-        is_wrong |= values == np.iinfo(dtype).min
+    if scale == -1:  # the quotient of the least number is none, but its sum may be one
+        sums = offset - values
+        is_wrong |= ((offset ^ values) & (offset ^ sums)) < 0
+    else:
+        quotients = values // scale
+        sums = quotients + offset  # modulo 2**64: a sum that passed the end lies on the wrong side
+        is_wrong |= (sums < quotients) if offset >= 0 else (sums > quotients)
     return _store(sums, dtype, xp), is_wrong.any(axis=1)
 
 

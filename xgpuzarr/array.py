@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
+import math
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -99,40 +100,42 @@ class ZarrArray:
     """
 
     def __init__(self, array: zarr.Array[Any], *, device: str, options: ReadOptions) -> None:
-        self._zarr = array
+        self._opened = _Opened.of(array)
         self._options = options
         self._on_device = device == "cuda"
-        self._layout: ArrayLayout | None
-        try:
-            self._layout = layout_of(array)
-            self._layout_reason = ""
-        except UnsupportedError as error:
-            self._layout, self._layout_reason = None, str(error)
+        layout = self._opened.layout
+        self._name = array.path.strip("/")
+        self._shape = tuple(array.shape)
+        self._dtype = array.dtype if layout is None else layout.dtype
+        holds = layout is not None and not layout.host_result_reason
+        self._device = "cuda" if self._on_device and holds else "cpu"
         if options.route == "device" and self.route != "device":
             raise UnsupportedError(f"array {self.name!r}: route='device' was asked for, but {self.reason}")
 
     @property
     def name(self) -> str:
         """Path of the array in its store."""
-        return self._zarr.path.strip("/")
+        return self._name
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self._zarr.shape)
+        """Length of each axis, in elements."""
+        return self._shape
 
     @property
     def ndim(self) -> int:
+        """Number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
         """Elements in the array."""
-        return int(self._zarr.size)
+        return math.prod(self.shape)
 
     @property
     def dtype(self) -> Any:
         """NumPy dtype of results, in native byte order."""
-        return self._layout.dtype if self._layout is not None else self._zarr.dtype
+        return self._dtype
 
     @property
     def nbytes(self) -> int:
@@ -142,29 +145,28 @@ class ZarrArray:
     @property
     def chunks(self) -> tuple[int, ...]:
         """Shape of the smallest decodable unit."""
-        return self._layout.chunk_shape if self._layout is not None else self._zarr.chunks
+        return self._opened.array.chunks if self.layout is None else self.layout.chunk_shape
 
     @property
     def shards(self) -> tuple[int, ...] | None:
         """Shape of a shard; None when every chunk is its own object."""
-        layout = self._layout
+        layout = self.layout
         return layout.object_shape if layout is not None and layout.shard_levels else None
 
     @property
     def layout(self) -> ArrayLayout | None:
         """What the plan is made from; None for an array that zarr-python reads."""
-        return self._layout
+        return self._opened.layout
 
     @property
     def attrs(self) -> dict[str, Any]:
         """User attributes of the array."""
-        return dict(self._zarr.attrs)
+        return dict(self._opened.array.attrs)
 
     @property
     def device(self) -> str:
         """Where results live: "cuda" or "cpu"."""
-        holds = self._layout is not None and not self._layout.host_result_reason
-        return "cuda" if self._on_device and holds else "cpu"
+        return self._device
 
     @property
     def route(self) -> str:
@@ -174,13 +176,17 @@ class ZarrArray:
     @property
     def reason(self) -> str:
         """Why chunks are decoded on the host; "" when the device does it."""
-        if self._layout is None:
-            return self._layout_reason
+        if self.layout is None:
+            return self._opened.layout_reason
         if not self._on_device:
-            return "; ".join(self._layout.codec_chain.reasons) or "device='cpu'"
+            return "; ".join(self.layout.codec_chain.reasons) or "device='cpu'"
         if self._options.route == "host":
             return "route='host' was asked for"
-        return "; ".join(self._layout.codec_chain.reasons)
+        return "; ".join(self.layout.codec_chain.reasons)
+
+    def on(self, device: str, options: ReadOptions | None = None) -> ZarrArray:
+        """Give the same open array with its results on "cuda" or "cpu", and other options if any; reads nothing."""
+        return ZarrArray(self._opened.array, device=device, options=options or self._options)
 
     def __getitem__(self, key: Any) -> Any:
         return self._read(parse_numpy, key)
@@ -203,9 +209,9 @@ class ZarrArray:
         UnsupportedError
             zarr-python reads this array, so there is no plan.
         """
-        if self._layout is None:
-            raise UnsupportedError(f"array {self.name!r}: no plan, {self._layout_reason}")
-        return plan_read(self._layout, parse_numpy(key, self.shape))
+        if self.layout is None:
+            raise UnsupportedError(f"array {self.name!r}: no plan, {self.reason}")
+        return plan_read(self.layout, parse_numpy(key, self.shape))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         if self.device == "cuda":
@@ -229,35 +235,84 @@ class ZarrArray:
 
     def _read(self, parse: Callable[[Any, tuple[int, ...]], Selection], key: Any) -> Any:
         selection = parse(key, self.shape)
-        if self._layout is None:
-            return selection.finish(read_by_zarr(self._zarr, selection))
-        plan = plan_read(self._layout, selection)
-        return selection.finish(read(plan, Source(self._zarr, self._layout, self._options), on_device=self._on_device))
+        if self.layout is None:
+            return selection.finish(read_by_zarr(self._opened.array, selection))
+        plan = plan_read(self.layout, selection)
+        source = Source(self._opened.array, self.layout, self._options)
+        return selection.finish(read(plan, source, on_device=self._on_device))
 
-    # A handle travels in every dask task: it is a place and a digest, never metadata or attributes.
+    # A handle travels in every dask task: a place and a digest, never metadata or attributes. Unpickling opens nothing,
+    # for a scheduler unpickles too, and may see neither the store nor a device.
 
     def __reduce__(self) -> tuple[Any, ...]:
-        store = self._zarr.store
-        place: Any = str(store.root) if type(store) is LocalStore else store
-        return _reopen, (place, self.name, self._on_device, self._options, self._digest)
+        return _unpickle, (
+            self._opened.place,
+            self._opened.digest,
+            {name: value for name, value in self.__dict__.items() if name != "_opened"},
+        )
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return ("xgpuzarr", str(self._zarr.store), self.name, self._on_device, self._digest, self._modified_ns)
+        opened = self._opened
+        return ("xgpuzarr", str(opened.array.store), self.name, self._on_device, opened.digest, opened.modified_ns)
 
-    @functools.cached_property
-    def _digest(self) -> str:
-        document = self._zarr.metadata.to_dict()
+    def __getattr__(self, name: str) -> Any:
+        """Open an unpickled handle at its first use."""
+        if name != "_opened":
+            raise AttributeError(f"'ZarrArray' object has no attribute {name!r}")
+        place, digest = self.__dict__["_place"]
+        self._opened = _open_once(place, self._name, digest)
+        return self._opened
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What opening an array found."""
+
+    array: zarr.Array[Any]
+    layout: ArrayLayout | None
+    layout_reason: str
+    place: Any
+    digest: str
+    modified_ns: int
+
+    @classmethod
+    def of(cls, array: zarr.Array[Any]) -> _Opened:
+        layout, reason = None, ""
+        try:
+            layout = layout_of(array)
+        except UnsupportedError as error:
+            reason = str(error)
+        store, modified_ns = array.store, 0
+        place: Any = store
+        if type(store) is LocalStore:
+            place = str(Path(store.root).absolute())
+            documents = (Path(store.root, array.path, name) for name in ("zarr.json", ".zarray"))
+            modified_ns = max((document.stat().st_mtime_ns for document in documents if document.exists()), default=0)
+        document = array.metadata.to_dict()
         document.pop("attributes", None)
-        return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        digest = hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return cls(array, layout, reason, place, digest, modified_ns)
 
-    @functools.cached_property
-    def _modified_ns(self) -> int:
-        """When the metadata document was last written, in ns; 0 where the store does not say."""
-        store = self._zarr.store
-        if type(store) is not LocalStore:
-            return 0
-        folder = Path(store.root, self.name)
-        return max((os.stat(f).st_mtime_ns for n in ("zarr.json", ".zarray") if (f := folder / n).exists()), default=0)
+
+def _unpickle(place: Any, digest: str, state: dict[str, Any]) -> ZarrArray:
+    array = ZarrArray.__new__(ZarrArray)
+    array.__dict__.update(state, _place=(place, digest))
+    return array
+
+
+def _open_once(place: Any, path: str, digest: str) -> _Opened:
+    """Open the array of a handle; a local one once a process, however many tasks carry the handle."""
+    opened = _open_local(place, path, digest) if isinstance(place, str) else _Opened.of(open_zarr_array(place, path=path))
+    if opened.digest != digest:
+        raise XGpuZarrError(
+            f"array {path!r} of store {place!s}: its metadata changed after this handle was made; open the store again"
+        )
+    return opened
+
+
+@functools.lru_cache(maxsize=256)
+def _open_local(place: str, path: str, digest: str) -> _Opened:  # noqa: ARG001  # other metadata is another array
+    return _Opened.of(open_zarr_array(place, path=path))
 
 
 def resolve_device(device: Device) -> str:
@@ -287,27 +342,3 @@ class _Indexer:
 
     def __getitem__(self, key: Any) -> Any:
         return self._get(key)
-
-
-def _reopen(place: Any, path: str, on_device: bool, options: ReadOptions, digest: str) -> ZarrArray:
-    if isinstance(place, str):
-        return _reopen_local(place, path, on_device, options, digest)
-    return _checked(ZarrArray(open_zarr_array(place, path=path), device=_name(on_device), options=options), digest)
-
-
-@functools.lru_cache(maxsize=256)
-def _reopen_local(place: str, path: str, on_device: bool, options: ReadOptions, digest: str) -> ZarrArray:
-    """Opened once a process, however many tasks carry the handle."""
-    return _checked(ZarrArray(open_zarr_array(place, path=path), device=_name(on_device), options=options), digest)
-
-
-def _name(on_device: bool) -> str:
-    return "cuda" if on_device else "cpu"
-
-
-def _checked(array: ZarrArray, digest: str) -> ZarrArray:
-    if array._digest != digest:
-        raise XGpuZarrError(
-            f"array {array.name!r}: its metadata changed after this handle was made; open the store again"
-        )
-    return array

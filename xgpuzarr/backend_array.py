@@ -69,9 +69,8 @@ class GpuZarrBackendArray(BackendArray):
 
     def on(self, device: str) -> GpuZarrBackendArray:
         """Make the same array, read to `device`: "cuda" or "cpu". Where CuPy lacks the dtype, that remains the host."""
-        from xgpuzarr.array import ZarrArray
 
-        zarr_array = ZarrArray(self.zarr_array._zarr, device=device, options=self.zarr_array._options)  # noqa: SLF001
+        zarr_array = self.zarr_array.on(device)
         return GpuZarrBackendArray(
             zarr_array, dtype=self.dtype, steps=self.steps, target_block_bytes=self.target_block_bytes
         )

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import os
-import pickle
 import socket
 import sys
 import warnings
@@ -31,7 +30,6 @@ from xgpuzarr.plan.blocks import aligned_length, block_shape, first_cut
 from xgpuzarr.system import device_problem
 
 try:
-    import cloudpickle  # type: ignore[import-untyped]
     import dask.array
     from dask.array.core import normalize_chunks
     from dask.base import tokenize
@@ -176,14 +174,21 @@ class BlockSource:
         What to read from.
     """
 
-    __slots__ = ("_array", "_pickled", "_token", "dtype", "shape")
+    __slots__ = ("_array", "_token")
 
     def __init__(self, array: LazyArray) -> None:
-        self._array: LazyArray | None = array
-        self._pickled: bytes | None = None
+        self._array = array
         self._token: str = tokenize(array)
-        self.shape = array.shape
-        self.dtype = array.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each axis, in elements."""
+        return self._array.shape
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype of the blocks."""
+        return self._array.dtype
 
     @property
     def ndim(self) -> int:
@@ -191,34 +196,14 @@ class BlockSource:
         return len(self.shape)
 
     def __getitem__(self, key: Any) -> Any:
-        if self._array is None:
-            self._array = self._open()
-        return self._array[key]
-
-    def _open(self) -> LazyArray:
-        assert self._pickled is not None
         try:
-            return _unpickle(self._pickled)
-        except OSError as error:
+            return self._array[key]
+        except FileNotFoundError as error:  # unpickling opened nothing
             raise ChunkReadError(f"{_this_process()} cannot open what the client opened: {error}") from error
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        if self._pickled is None:
-            self._pickled = cloudpickle.dumps(self._array)
-        return self._pickled, self._token, self.shape, self.dtype
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self._array = None
-        self._pickled, self._token, self.shape, self.dtype = state
 
     def __dask_tokenize__(self) -> str:
         return self._token
 
-
-@functools.lru_cache(maxsize=64)
-def _unpickle(pickled: bytes) -> LazyArray:
-    """Open an array once a process, however many tasks bring it; the bytes are this package's own."""
-    return pickle.loads(pickled)  # type: ignore[no-any-return]  # noqa: S301
 
 
 def warn_of_cuts(layout: ArrayLayout, chunks: Lengths, axes: Sequence[Any], default: tuple[int, ...]) -> None:

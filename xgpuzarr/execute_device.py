@@ -153,7 +153,7 @@ class _DeviceRead:
         """Byte range of every chunk; None where a store does not tell sizes, and only reading finds out."""
         plan, options = self.plan, self.source.options
         if plan.layout.shard_levels:
-            return locate(plan, self.reader, lambda call, numbers: run_all(call, numbers, options.n_threads))
+            return locate(plan, self.reader, lambda call, numbers: run_all(call, numbers, options.threads))
         if not isinstance(self.reader, LocalReader):
             return None
         keys, reader = plan.keys(), self.reader
@@ -163,7 +163,7 @@ class _DeviceRead:
             stop = min(start + 256, len(keys))
             nbytes[start:stop] = [reader.object_nbytes(key) for key in keys[start:stop]]
 
-        run_all(look, range(0, len(keys), 256), options.n_threads)
+        run_all(look, range(0, len(keys), 256), options.threads)
         return ByteRanges(plan.object_row, np.zeros(plan.n_chunks, np.int64), nbytes[plan.object_row])
 
     def _waves(self, ranges: ByteRanges | None, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -266,9 +266,7 @@ class _DeviceRead:
             raise
         self.n_host_chunks += wave.n_host_chunks
 
-    def _fetch(
-        self, ranges: ByteRanges | None, rows: NDArray[np.int64], stream: cupy.cuda.Stream
-    ) -> Fetched | None:
+    def _fetch(self, ranges: ByteRanges | None, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> Fetched | None:
         """Encoded chunks of a wave in device memory; None if they went straight into the output."""
         began = time.perf_counter()
         with stream:
@@ -281,9 +279,7 @@ class _DeviceRead:
         self.read_s += time.perf_counter() - began
         return fetched
 
-    def _fetch_files(
-        self, ranges: ByteRanges, rows: NDArray[np.int64], stream: cupy.cuda.Stream
-    ) -> Fetched | None:
+    def _fetch_files(self, ranges: ByteRanges, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> Fetched | None:
         """From local files by KvikIO; unencoded chunks that are one piece of the output go straight there."""
         assert isinstance(self.reader, LocalReader)  # noqa: S101  # the caller looked
         reader = KvikioReader(self.reader.root)

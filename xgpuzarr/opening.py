@@ -107,7 +107,7 @@ def as_store(store: StoreLike) -> Any:
             if zipfile.is_zipfile(file):
                 return ZipStore(file, mode="r")
             raise FileNotFoundError(f"{store!s} is a file and not a Zarr store; give the folder or .zip file of one")
-        return file
+        return file.absolute()  # a handle of it means the same in a worker with another working directory
     return store
 
 

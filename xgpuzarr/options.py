@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 __all__ = ["Device", "ReadOptions"]
@@ -29,7 +29,7 @@ class ReadOptions:
         "auto" decodes each array where its codec chain allows, the device first. "host" decodes everything on the
         host, then copies. "device" raises `UnsupportedError` for an array that would need the host.
     n_threads
-        Host threads that read and decode. Default: the CPUs this process may run on.
+        Host threads that read and decode. None: as many as the CPUs that the reading process may run on.
     concurrency
         Requests to a remote store in flight at once.
     max_gap_bytes
@@ -45,7 +45,7 @@ class ReadOptions:
     """
 
     route: Literal["auto", "device", "host"] = "auto"
-    n_threads: int = field(default_factory=usable_cpus)
+    n_threads: int | None = None
     concurrency: int = 64
     max_gap_bytes: int = 64 * KIB
     max_read_bytes: int = 16 * MIB
@@ -62,7 +62,12 @@ class ReadOptions:
             ("max_read_bytes", 1),
             ("target_block_bytes", 1),
         ):
-            if getattr(self, name) < least:
+            if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.max_batch_bytes is not None and self.max_batch_bytes < MIB:
             raise ValueError(f"max_batch_bytes must be at least {MIB} bytes, got {self.max_batch_bytes}")
+
+    @property
+    def threads(self) -> int:
+        """Host threads to use in this process."""
+        return self.n_threads or usable_cpus()

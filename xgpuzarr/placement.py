@@ -119,7 +119,6 @@ def _rule(
 
 def _placed(name: Hashable, variable: xr.Variable, rule: str, device: str, placement: Placement) -> xr.Variable:
     """Fold the CF steps of a variable into its array, if that can take them; else leave the variable as it is."""
-    from xgpuzarr.array import ZarrArray
 
     folded = _folded(variable._data)  # noqa: SLF001
     if not rule:
@@ -128,7 +127,7 @@ def _placed(name: Hashable, variable: xr.Variable, rule: str, device: str, place
         array, steps = folded
         if placement.cf_float == "float32":
             steps = cf.in_float32(array.zarr_array.dtype, steps)
-        zarr_array = ZarrArray(array.zarr_array._zarr, device=device, options=placement.options)  # noqa: SLF001
+        zarr_array = array.zarr_array.on(device, placement.options)
         if device == "cuda" and zarr_array.layout is not None:
             rule = zarr_array.layout.host_result_reason
         dtype = steps[-1].dtype if steps else variable.dtype

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import math
+import pickle
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +105,8 @@ class ZarrArray:
         self._options = options
         self._on_device = device == "cuda"
         layout = self._opened.layout
+        self._place, self._digest = self._opened.place, self._opened.digest
+        self._modified_ns = self._opened.modified_ns
         self._name = array.path.strip("/")
         self._shape = tuple(array.shape)
         self._dtype = array.dtype if layout is None else layout.dtype
@@ -245,22 +248,16 @@ class ZarrArray:
     # for a scheduler unpickles too, and may see neither the store nor a device.
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (
-            self._opened.place,
-            self._opened.digest,
-            {name: value for name, value in self.__dict__.items() if name != "_opened"},
-        )
+        return _unpickle, ({name: value for name, value in self.__dict__.items() if name != "_opened"},)
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        opened = self._opened
-        return ("xgpuzarr", str(opened.array.store), self.name, self._on_device, opened.digest, opened.modified_ns)
+        return ("xgpuzarr", str(self._place), self.name, self._on_device, self._digest, self._modified_ns)
 
     def __getattr__(self, name: str) -> Any:
         """Open an unpickled handle at its first use."""
         if name != "_opened":
             raise AttributeError(f"'ZarrArray' object has no attribute {name!r}")
-        place, digest = self.__dict__["_place"]
-        self._opened = _open_once(place, self._name, digest)
+        self._opened = _open_once(self._place, self._name, self._digest)
         return self._opened
 
 
@@ -294,25 +291,30 @@ class _Opened:
         return cls(array, layout, reason, place, digest, modified_ns)
 
 
-def _unpickle(place: Any, digest: str, state: dict[str, Any]) -> ZarrArray:
+def _unpickle(state: dict[str, Any]) -> ZarrArray:
     array = ZarrArray.__new__(ZarrArray)
-    array.__dict__.update(state, _place=(place, digest))
+    array.__dict__.update(state)
     return array
 
 
+_opened: dict[tuple[bytes, str, str], _Opened] = {}
+MAX_OPENED = 256
+
+
 def _open_once(place: Any, path: str, digest: str) -> _Opened:
-    """Open the array of a handle; a local one once a process, however many tasks carry the handle."""
-    opened = _open_local(place, path, digest) if isinstance(place, str) else _Opened.of(open_zarr_array(place, path=path))
-    if opened.digest != digest:
-        raise XGpuZarrError(
-            f"array {path!r} of store {place!s}: its metadata changed after this handle was made; open the store again"
-        )
+    """Open the array of a handle once a process, however many tasks carry the handle."""
+    key = (pickle.dumps(place), path, digest)
+    opened = _opened.get(key)
+    if opened is None:
+        opened = _Opened.of(open_zarr_array(place, path=path))
+        if opened.digest != digest:
+            raise XGpuZarrError(
+                f"array {path!r} of store {place!s}: its metadata changed after this handle was made; open it again"
+            )
+        while len(_opened) >= MAX_OPENED:
+            _opened.pop(next(iter(_opened)), None)
+        _opened[key] = opened
     return opened
-
-
-@functools.lru_cache(maxsize=256)
-def _open_local(place: str, path: str, digest: str) -> _Opened:  # noqa: ARG001  # other metadata is another array
-    return _Opened.of(open_zarr_array(place, path=path))
 
 
 def resolve_device(device: Device) -> str:

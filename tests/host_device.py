@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import zlib
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from xgpuzarr.decoders.nvcomp import Alignment
 
-BOUND_TO_CUPY = ("execute_device", "device_wave", "device_output", "decoders.frames")
+BOUND_TO_CUPY = ("execute_device", "execute_staged", "device_wave", "device_output", "decoders.frames")
 """Modules that import cupy when they are imported."""
 
 
@@ -144,11 +145,26 @@ class PlainReader:
             slab[at : at + size].set(np.frombuffer(data, np.uint8))
 
 
+class PlainBuffer:
+    """Stands in for `PinnedBuffer`."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.array = np.zeros(nbytes, np.uint8)
+
+    def send(self, start: int, nbytes: int, slab: Any, slab_offset: int, *, stream: Any) -> None:
+        del stream
+        slab[slab_offset : slab_offset + nbytes].set(self.array[start : start + nbytes])
+
+
 class PlainPool:
     """Stands in for `PinnedPool`."""
 
-    def __init__(self, *_: int) -> None:
-        return None
+    def __init__(self, buffer_nbytes: int, _n_buffers: int) -> None:
+        self.buffer_nbytes = buffer_nbytes
+
+    @contextmanager
+    def buffer(self) -> Iterator[PlainBuffer]:
+        yield PlainBuffer(self.buffer_nbytes)
 
     def copy_to_device(self, parts: list[memoryview], slab: Any, slab_offset: Any, *, stream: Any) -> None:
         del stream

@@ -8,15 +8,15 @@ import json
 import math
 import pickle
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import zarr
 from zarr.storage import LocalStore
 
-from xgpuzarr.errors import UnsupportedError, XGpuZarrError
-from xgpuzarr.execute import Source, read, read_by_zarr
+from xgpuzarr.errors import MissingDependencyError, UnsupportedError, XGpuZarrError
+from xgpuzarr.execute import Source, decide_route, read, read_by_zarr
 from xgpuzarr.opening import open_zarr_array
 from xgpuzarr.options import ReadOptions
 from xgpuzarr.plan.layout import ArrayLayout, layout_of
@@ -214,7 +214,8 @@ class ZarrArray:
         """
         if self.layout is None:
             raise UnsupportedError(f"array {self.name!r}: no plan, {self.reason}")
-        return plan_read(self.layout, parse_numpy(key, self.shape))
+        plan = plan_read(self.layout, parse_numpy(key, self.shape))
+        return replace(plan, decision=decide_route(plan, self._options))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         if self.device == "cuda":
@@ -242,7 +243,12 @@ class ZarrArray:
             return selection.finish(read_by_zarr(self._opened.array, selection))
         plan = plan_read(self.layout, selection)
         source = Source(self._opened.array, self.layout, self._options)
-        return selection.finish(read(plan, source, on_device=self._on_device))
+        try:
+            return selection.finish(read(plan, source, on_device=self._on_device))
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] not in ("cupy", "kvikio", "nvidia"):
+                raise
+            raise MissingDependencyError(device_problem() or str(error)) from error
 
     # A handle travels in every dask task: a place and a digest, never metadata or attributes. Unpickling opens nothing,
     # for a scheduler unpickles too, and may see neither the store nor a device.

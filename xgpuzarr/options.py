@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 __all__ = ["Device", "ReadOptions"]
 
@@ -19,6 +19,11 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
+def _route_of_environment() -> Any:
+    """Read the default route; whether it is one is looked at where options are made."""
+    return os.environ.get("XGPUZARR_ROUTE", "auto")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
     """How chunks are read and decoded. Results never depend on it; speed and memory do.
@@ -26,8 +31,10 @@ class ReadOptions:
     Attributes
     ----------
     route
-        "auto" decodes each array where its codec chain allows, the device first. "host" decodes everything on the
-        host, then copies. "device" raises `UnsupportedError` for an array that would need the host.
+        "auto" decodes where the codec chain allows, the device first, unless the host's cores would be done sooner
+        (`xgpuzarr.plan.cost`). "host" decodes everything on the host, then copies. "device" raises
+        `UnsupportedError` for an array that would need the host. Default: the environment's ``XGPUZARR_ROUTE``, or
+        "auto".
     n_threads
         Host threads that read and decode. None: as many as the CPUs that the reading process may run on.
     concurrency
@@ -44,7 +51,7 @@ class ReadOptions:
         Decoded bytes that one dask block aims at, in whole chunks or shards.
     """
 
-    route: Literal["auto", "device", "host"] = "auto"
+    route: Literal["auto", "device", "host"] = field(default_factory=_route_of_environment)
     n_threads: int | None = None
     concurrency: int = 64
     max_gap_bytes: int = 64 * KIB

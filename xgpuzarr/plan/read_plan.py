@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xgpuzarr.errors import UnsupportedError, chunk_label
+from xgpuzarr.plan.cost import Decision
 from xgpuzarr.plan.group_chunks import INT64_MAX, GroupChunks, SliceChunks, group_chunks, linear_ids, n_touched
 from xgpuzarr.plan.selection import AxisSlice
 
@@ -105,6 +106,8 @@ class ReadPlan:
     level_index
         int64, (n_chunks, n_levels): for each shard level, outermost first, the C-order number of the entry in the
         shard's index that leads to the chunk.
+    decision
+        Where a read to the device decodes the chunks; None where only the codec chain has been looked at.
     """
 
     layout: ArrayLayout
@@ -115,6 +118,7 @@ class ReadPlan:
     object_row: Int64Array
     object_coords: Int64Array
     level_index: Int64Array
+    decision: Decision | None = None
 
     @property
     def n_chunks(self) -> int:
@@ -221,6 +225,7 @@ class ReadPlan:
         """Say in plain text what the read touches, how its chunks are decoded, and why so."""
         layout, chain = self.layout, self.layout.codec_chain
         shards = f", shards {layout.object_shape}" if layout.shard_levels else ""
+        decision = self.decision or Decision(chain.route, "; ".join(chain.reasons))
         n_slabs = int((self.slab_offset(slice(None)) >= 0).sum())
         decoded, wanted = format_nbytes(self.decoded_nbytes), format_nbytes(self.out_nbytes)
         lines = [
@@ -231,8 +236,8 @@ class ReadPlan:
             f"straight into the result: {n_slabs} chunks",
             f"objects: {self.n_objects} of {math.prod(layout.object_grid_shape)}",
             f"codec chain: {chain}",
-            f"route: {chain.route}",
-            *(f"  because {reason}" for reason in chain.reasons),
+            f"route: {decision.route}",
+            *([f"  because {decision.reason}"] if decision.reason else []),
         ]
         return "\n".join(lines)
 

@@ -248,7 +248,10 @@ class ZarrArray:
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] not in ("cupy", "kvikio", "nvidia"):
                 raise
-            raise MissingDependencyError(device_problem() or str(error)) from error
+            raise MissingDependencyError(
+                f"{error}: pip install 'xgpuzarr[cu13]' for CUDA 13, or 'xgpuzarr[cu12]' for CUDA 12, or open the array "
+                "with device='cpu'"
+            ) from error
 
     # A handle travels in every dask task: a place and a digest, never metadata or attributes. Unpickling opens nothing,
     # for a scheduler unpickles too, and may see neither the store nor a device.

@@ -27,7 +27,8 @@ import numpy as np
 import zarr
 from zarr.codecs import GzipCodec, ZstdCodec
 
-from xgpuzarr.array import open_array
+from xgpuzarr.array import open_array, resolve_device
+from xgpuzarr.errors import XGpuZarrError
 from xgpuzarr.options import ReadOptions, usable_cpus
 from xgpuzarr.system import probe
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ENCODINGS", "add_arguments", "machine", "run"]
+__all__ = ["ENCODINGS", "machine", "run"]
 
 GRID = (721, 1440)
 
@@ -68,29 +69,23 @@ ENCODINGS: dict[str, Write] = {
 """Name of each encoding, and what creates its array: 4 MB chunks, or 65 kB chunks in 33 MB shards."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
-    parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
-    parser.add_argument("--encodings", nargs="+", choices=sorted(ENCODINGS), default=list(ENCODINGS))
-    parser.add_argument("--fields", type=int, default=384, help="fields of 721 x 1440 float32, 4.15 MB each")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--no-peers", action="store_true", help="time this package only")
-    parser.add_argument("--folder", type=Path, help="where to write the data; a temporary folder by default")
-    parser.add_argument("--threads", type=int, help="host threads for every reader; all usable CPUs by default")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
-    parser.add_argument("--commit", default="", help="version control commit to record; asked of git by default")
+def run(arguments: argparse.Namespace) -> None:
+    """Run the benchmark, print a table, write the JSON.
 
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run the benchmark, print a table, write the JSON; 1 if any result was wrong."""
-    from xgpuzarr.array import resolve_device
-
+    Raises
+    ------
+    XGpuZarrError
+        A reader's result differs from what was written, or an encoding is not known.
+    """
+    unknown = [name for name in arguments.encodings or () if name not in ENCODINGS]
+    if unknown:
+        raise XGpuZarrError(f"encodings must be of {', '.join(ENCODINGS)}, got {', '.join(unknown)}")
     device = resolve_device(arguments.device)
     threads = arguments.threads or usable_cpus()
     source = make_fields(arguments.fields)
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        for name in arguments.encodings:
+        for name in arguments.encodings or ENCODINGS:
             path = os.path.join(folder, name)  # noqa: PTH118  # peers want text
             _write(ENCODINGS[name](path, source.shape), source, threads)
             readers = readers_of(path, device, threads, peers=not arguments.no_peers)
@@ -104,7 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-    return 0 if all(row["equal"] for row in results) else 1
+    wrong = [f"{row['reader']} of {row['encoding']}" for row in results if not row["equal"]]
+    if wrong:
+        raise XGpuZarrError(f"results differ from what was written: {', '.join(wrong)}")
 
 
 def make_fields(n_fields: int) -> NDArray[np.float32]:

@@ -62,7 +62,21 @@ def _parser() -> argparse.ArgumentParser:
         "--device", choices=("auto", "cuda", "cpu"), default="auto", help="where to compute (%(default)s)"
     )
     demo.set_defaults(run=_demo)
+    _add_bench(commands.add_parser("bench", help="measure how fast this machine reads, beside other Zarr readers"))
     return parser
+
+
+def _add_bench(bench: argparse.ArgumentParser) -> None:
+    bench.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where results go (%(default)s)")
+    bench.add_argument("--encodings", nargs="+", metavar="NAME", help="how the data is stored; all by default")
+    bench.add_argument("--fields", type=int, default=384, help="fields of 721 x 1440 float32, 4.15 MB each (%(default)s)")
+    bench.add_argument("--repeats", type=int, default=5, help="timed reads, of which the median counts (%(default)s)")
+    bench.add_argument("--no-peers", action="store_true", help="time this package only")
+    bench.add_argument("--folder", type=Path, help="where to write the data; a temporary folder by default")
+    bench.add_argument("--threads", type=int, help="host threads of every reader; all usable CPUs by default")
+    bench.add_argument("--json", type=Path, help="write the results to this file")
+    bench.add_argument("--commit", default="", help="version to record; asked of git by default")
+    bench.set_defaults(run=_bench)
 
 
 # Each command imports what it needs: inspect, say, must not wait for dask.
@@ -82,6 +96,12 @@ def _doctor(arguments: argparse.Namespace) -> None:
     from xgpuzarr.system import format_report, probe
 
     print(format_report(probe(arguments.store)))
+
+
+def _bench(arguments: argparse.Namespace) -> None:
+    from xgpuzarr.bench import run
+
+    run(arguments)
 
 
 def _demo(arguments: argparse.Namespace) -> None:

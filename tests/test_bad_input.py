@@ -125,7 +125,7 @@ def test_damaged_bytes_are_not_numbers(store: Path) -> None:
 
 class TestNoStore:
     def test_nothing_there(self, tmp_path: Path) -> None:
-        with pytest.raises(FileNotFoundError, match="no Zarr store at .*nothing.zarr"):
+        with pytest.raises(FileNotFoundError, match=r"no Zarr store at .*nothing\.zarr"):
             xgpuzarr.open_array(tmp_path / "nothing.zarr", device="cpu")
 
     def test_wrong_path_lists_the_arrays(self, tmp_path: Path) -> None:
@@ -244,5 +244,5 @@ def test_store_removed_after_opening_is_not_read_as_missing_chunks(tmp_path: Pat
     zarr.create_array(tmp_path / "a", shape=(4,), dtype="f4", fill_value=7)[:] = 1
     array = xgpuzarr.open_array(tmp_path / "a", device=device)
     shutil.rmtree(tmp_path / "a")
-    with pytest.raises(ChunkReadError, match="array '' of store .* is gone"):
+    with pytest.raises(ChunkReadError, match=r"array '' of store .* is gone"):
         array[:]

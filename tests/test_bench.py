@@ -6,13 +6,14 @@ import json
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 
 from xgpuzarr import bench
 from xgpuzarr.cli import main
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def run(tmp_path: Path, *arguments: str) -> int:

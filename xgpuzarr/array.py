@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import zarr
 from zarr.storage import LocalStore
 
 from xgpuzarr.errors import MissingDependencyError, UnsupportedError, XGpuZarrError
@@ -26,6 +25,8 @@ from xgpuzarr.system import device_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    import zarr
 
     from xgpuzarr.opening import StoreLike
     from xgpuzarr.options import Device
@@ -249,7 +250,7 @@ class ZarrArray:
             if (error.name or "").split(".")[0] not in ("cupy", "kvikio", "nvidia"):
                 raise
             raise MissingDependencyError(
-                f"{error}: pip install 'xgpuzarr[cu13]' for CUDA 13, or 'xgpuzarr[cu12]' for CUDA 12, or open the array "
+                f"{error}: pip install 'xgpuzarr[cu13]' for CUDA 13 or 'xgpuzarr[cu12]' for CUDA 12, or open the array "
                 "with device='cpu'"
             ) from error
 

@@ -69,7 +69,6 @@ class GpuZarrBackendArray(BackendArray):
 
     def on(self, device: str) -> GpuZarrBackendArray:
         """Make the same array, read to `device`: "cuda" or "cpu". Where CuPy lacks the dtype, that remains the host."""
-
         zarr_array = self.zarr_array.on(device)
         return GpuZarrBackendArray(
             zarr_array, dtype=self.dtype, steps=self.steps, target_block_bytes=self.target_block_bytes

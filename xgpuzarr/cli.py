@@ -67,9 +67,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_bench(bench: argparse.ArgumentParser) -> None:
-    bench.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where results go (%(default)s)")
+    bench.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where to (%(default)s)")
     bench.add_argument("--encodings", nargs="+", metavar="NAME", help="how the data is stored; all by default")
-    bench.add_argument("--fields", type=int, default=384, help="fields of 721 x 1440 float32, 4.15 MB each (%(default)s)")
+    bench.add_argument("--fields", type=int, default=384, help="fields of 721 x 1440 float32 (%(default)s)")
     bench.add_argument("--repeats", type=int, default=5, help="timed reads, of which the median counts (%(default)s)")
     bench.add_argument("--no-peers", action="store_true", help="time this package only")
     bench.add_argument("--folder", type=Path, help="where to write the data; a temporary folder by default")

@@ -281,7 +281,7 @@ class _DeviceRead:
 
     def _fetch_files(self, ranges: ByteRanges, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> Fetched | None:
         """From local files by KvikIO; unencoded chunks that are one piece of the output go straight there."""
-        assert isinstance(self.reader, LocalReader)  # noqa: S101  # the caller looked
+        assert isinstance(self.reader, LocalReader)  # the caller looked
         reader = KvikioReader(self.reader.root)
         nbytes = ranges.nbytes[rows]
         self.encoded_nbytes += int(nbytes.sum())

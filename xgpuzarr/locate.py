@@ -33,7 +33,7 @@ UNKNOWN_NBYTES = 1 << 62
 """Stands for the size of an object that the store does not tell cheaply: no bound, a read past the end is an error."""
 
 OBJECTS_A_TASK = 16
-"""Objects whose indexes one task reads: small reads, of which a thread does many in the time that starting one takes."""
+"""Objects whose indexes one task reads: small reads, many of which take as long as starting a task."""
 
 INDEXES_NBYTES = 256 << 20
 """Most bytes of parsed indexes held at once."""

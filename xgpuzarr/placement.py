@@ -119,7 +119,6 @@ def _rule(
 
 def _placed(name: Hashable, variable: xr.Variable, rule: str, device: str, placement: Placement) -> xr.Variable:
     """Fold the CF steps of a variable into its array, if that can take them; else leave the variable as it is."""
-
     folded = _folded(variable._data)  # noqa: SLF001
     if not rule:
         rule = "xarray decodes it" if folded is None else cf.host_reason(folded[0].zarr_array.dtype, folded[1])

@@ -10,14 +10,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from xgpuzarr.errors import UnsupportedError
 from xgpuzarr.plan.codec_chain import CodecChain, build_codec_chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    import numpy as np
     import zarr
     from zarr.abc.codec import Codec
 
@@ -128,6 +127,7 @@ class ArrayLayout:
 
     @property
     def ndim(self) -> int:
+        """Number of axes."""
         return len(self.shape)
 
     @property

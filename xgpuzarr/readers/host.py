@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import stat
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +16,7 @@ from xgpuzarr.readers.protocol import MISSING, WHOLE, ObjectRead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 __all__ = ["LocalReader"]
 
@@ -35,6 +35,7 @@ class LocalReader:
 
     @property
     def store_name(self) -> str:
+        """The store, as errors name it."""
         return str(self._root)
 
     @property
@@ -44,7 +45,7 @@ class LocalReader:
 
     def path(self, key: str) -> str:
         """Path of the file that holds `key`."""
-        return os.path.join(self._root, key)  # noqa: PTH118  # 5x faster than pathlib, and called for each object
+        return os.path.join(self._root, key)  # noqa: PTH118  # 5 times as fast as pathlib, for each object
 
     def read(self, wanted: Sequence[ObjectRead]) -> list[list[memoryview] | None]:
         """Bytes of each range of each object; see `Reader.read`."""
@@ -68,7 +69,7 @@ class LocalReader:
     def object_nbytes(self, key: str) -> int:
         """Size of an object in bytes; `MISSING` if it does not exist."""
         try:
-            status = os.stat(self.path(key))  # noqa: PTH116
+            status = os.stat(self.path(key))  # noqa: PTH116  # called for each object
         except FileNotFoundError:
             return MISSING
         except OSError as error:

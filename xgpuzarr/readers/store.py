@@ -39,6 +39,7 @@ class StoreReader:
 
     @property
     def store_name(self) -> str:
+        """The store, as errors name it."""
         return str(self._store)
 
     def read(self, wanted: Sequence[ObjectRead]) -> list[list[memoryview] | None]:
@@ -72,7 +73,9 @@ class StoreReader:
                 ) from error
             except BaseException as error:
                 # a store's own errors stay what they are, and gain the place
-                error.add_note(f"while reading store {self.store_name!r}, key {key!r}, bytes {offset}:{offset + nbytes}")
+                error.add_note(
+                    f"while reading store {self.store_name!r}, key {key!r}, bytes {offset}:{offset + nbytes}"
+                )
                 raise
         if buffer is None:
             return None

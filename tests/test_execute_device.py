@@ -139,13 +139,14 @@ def test_codec_chains_decoded_on_the_host(tmp_path: Path, name: str) -> None:
     _check(tmp_path / "a", values, route="host", on_device=np.dtype(case.dtype).kind not in "MSU")
 
 
+@pytest.mark.parametrize("route", ["device", "host"])
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_names_the_chunk(tmp_path: Path, name: str) -> None:
+def test_damage_names_the_chunk(tmp_path: Path, name: str, route: Any) -> None:
     case, at, text = DAMAGE[name]
     CASES[case].write(tmp_path / "a")
     damage(tmp_path / "a", at)
     with pytest.raises(CorruptChunkError, match=rf"chunk \(0, 0, 0\).*({text})"):
-        xgpuzarr.open_array(tmp_path / "a", device="cuda")[:]
+        xgpuzarr.open_array(tmp_path / "a", device="cuda", options=ReadOptions(route=route))[:]
 
 
 def test_a_chunk_without_room_for_its_checksum(tmp_path: Path) -> None:
@@ -153,6 +154,31 @@ def test_a_chunk_without_room_for_its_checksum(tmp_path: Path) -> None:
     (tmp_path / "a" / "c" / "0" / "0" / "0").write_bytes(b"abc")
     with pytest.raises(CorruptChunkError, match="3 bytes have no room for a crc32c checksum"):
         xgpuzarr.open_array(tmp_path / "a", device="cuda")[:]
+
+
+@pytest.mark.parametrize("chunk", [(1, 60, 100), (1, 2100, 1000)], ids=["staged", "larger than a staging buffer"])
+def test_few_gzip_chunks_are_inflated_on_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: tuple[int, ...]
+) -> None:
+    shape = (3, chunk[1], chunk[2] + 5)
+    array = zarr.create_array(
+        tmp_path / "a", shape=shape, chunks=chunk, dtype="f4", compressors=GzipCodec(level=1), fill_value=3
+    )
+    values = np.arange(np.prod(shape), dtype="f4").reshape(shape)
+    values[1] = 3  # not stored
+    array[:] = values
+    for route, text in (("auto", "chunks of"), ("device", "was asked for")):
+        monkeypatch.setenv("XGPUZARR_ROUTE", route)
+        opened = xgpuzarr.open_array(tmp_path / "a", device="cuda")
+        for key in (..., np.s_[::-1, 3:], np.s_[[2, 1], :, [4, 7]]):
+            with collect() as reports:
+                np.testing.assert_array_equal(opened[key].get(), values[key])
+            expected = "host" if route == "auto" else "device"
+            assert [report.route for report in reports] == [expected]
+            assert reports[0].n_missing > 0
+        explained = opened.plan().explain()
+        assert f"route: {expected}\n  because " in explained
+        assert text in explained
 
 
 def test_zero_dimensions(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.kernels.host_cuda import HostCuda
 from xgpuzarr.kernels import compile as kernel_compiler
+from xgpuzarr.kernels import launch_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ def xp(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     cuda = request.getfixturevalue("host_cuda")
     monkeypatch.setitem(sys.modules, "cupy", cuda)
     monkeypatch.setattr(kernel_compiler, "_modules", {})
+    monkeypatch.setattr(launch_frames, "device_address", lambda array: np.uint64(array.ctypes.data))
     return cuda
 
 

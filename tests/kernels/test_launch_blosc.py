@@ -16,7 +16,7 @@ from numcodecs import lz4
 
 from tests.kernels.host_cuda import KERNELS
 from xgpuzarr.kernels import launch_blosc
-from xgpuzarr.kernels.launch_blosc import GUARD_NBYTES, HeaderRow, Kind, StreamRow
+from xgpuzarr.kernels.launch_blosc import GUARD_NBYTES, HeaderRow, Kind, StreamRow, Total
 from xgpuzarr.plan.blosc_header import Problem
 
 if TYPE_CHECKING:
@@ -198,6 +198,9 @@ def test_numbers_shared_with_the_source_are_the_same() -> None:
     assert {name: int(number) for name, number in numbered.items()} == {p.name: int(p) for p in Problem}
     assert names("HeaderRow", "ROW_") == [*(row.name for row in HeaderRow), "N_HEADER_ROWS"]
     assert names("StreamRow", "ROW_") == [*(row.name for row in StreamRow), "N_STREAM_ROWS"]
+    totals = re.search(r"enum Total \{(.*), N_TOTALS", source)
+    assert totals is not None
+    assert [name.removeprefix("TOTAL_") for name in totals[1].strip().split(", ")] == [total.name for total in Total]
     codecs = names("Codec", "CODEC_")[:-1]
     assert [kind.name for kind in Kind] == [{"ZLIB": "DEFLATE"}.get(name, name) for name in codecs] + ["RAW", "BAD"]
     assert f"GUARD_NBYTES = {GUARD_NBYTES}" in source

@@ -117,36 +117,36 @@ NAMED_GZIP = (
 )
 
 
-@pytest.mark.parametrize(
-    ("codec", "chunk", "problem"),
-    [
-        ("zstd", zstd_frame(CONTENT, window_log=27), Problem.NONE),
-        ("zstd", zstd_frame(CONTENT, dictionary_id=(0, 4)), Problem.DICTIONARY),
-        ("zstd", zstd_frame(CONTENT) + skippable_frame(b"abc"), Problem.NONE),
-        ("zstd", zstd_frame(CONTENT, window_log=17, size_nbytes=0), Problem.SIZE_UNKNOWN),
-        ("zstd", zstd_frame(HALF) + zstd_frame(HALF), Problem.MORE_FRAMES),
-        ("zstd", skippable_frame(b"abc", 15) + zstd_frame(CONTENT), Problem.MORE_FRAMES),
-        ("zstd", zstd_frame(CONTENT, dictionary_id=(7, 1)), Problem.DICTIONARY),
-        ("zstd", zstd_frame(CONTENT + b"x"), Problem.SIZE),
-        ("zstd", b"\x28\xb5\x2f\xfe" + zstd_frame(CONTENT)[4:], Problem.MAGIC),
-        ("zstd", zstd_frame(CONTENT)[:4] + b"\xe8" + zstd_frame(CONTENT)[5:], Problem.HEADER),
-        ("zstd", zstd_frame(CONTENT)[:13] + b"\x07" + zstd_frame(CONTENT)[14:], Problem.BLOCK),
-        ("zstd", zstd_frame(CONTENT)[:100], Problem.BLOCK),
-        ("lz4", (400).to_bytes(4, "little") + b"\0", Problem.TOO_SHORT),
-        ("gzip", NAMED_GZIP, Problem.NONE),
-        ("gzip", gzip.compress(HALF) + gzip.compress(HALF), Problem.MORE_FRAMES),
-        ("gzip", gzip.compress(CONTENT) + b"\0\0\0\0", Problem.MORE_FRAMES),
-        ("gzip", b"\x1f\x8c" + gzip.compress(CONTENT)[2:], Problem.MAGIC),
-        ("gzip", gzip.compress(CONTENT)[:2] + b"\x07" + gzip.compress(CONTENT)[3:], Problem.HEADER),
-        ("gzip", gzip.compress(CONTENT)[:3] + b"\x80" + gzip.compress(CONTENT)[4:], Problem.HEADER),
-        ("gzip", gzip.compress(CONTENT, 0)[:11] + b"\0" + gzip.compress(CONTENT, 0)[12:], Problem.BLOCK),
-        ("zlib", b"\x79" + zlib.compress(CONTENT)[1:], Problem.HEADER),
-        ("zlib", b"\x78\xbb" + b"\0\0\0\0" + zlib.compress(CONTENT)[2:], Problem.DICTIONARY),
-        ("zlib", zlib.compress(CONTENT)[:2] + b"\x07" + zlib.compress(CONTENT)[3:], Problem.BLOCK),
-        ("deflate", deflate(CONTENT, 0)[:-1], Problem.BLOCK),
-        ("snappy", b"\xff\xff\xff\xff\xff\x01" + snappy(CONTENT)[2:], Problem.HEADER),
-    ],
-)
+UNUSUAL = [
+    ("zstd", zstd_frame(CONTENT, window_log=27), Problem.NONE),
+    ("zstd", zstd_frame(CONTENT, dictionary_id=(0, 4)), Problem.DICTIONARY),
+    ("zstd", zstd_frame(CONTENT) + skippable_frame(b"abc"), Problem.NONE),
+    ("zstd", zstd_frame(CONTENT, window_log=17, size_nbytes=0), Problem.SIZE_UNKNOWN),
+    ("zstd", zstd_frame(HALF) + zstd_frame(HALF), Problem.MORE_FRAMES),
+    ("zstd", skippable_frame(b"abc", 15) + zstd_frame(CONTENT), Problem.MORE_FRAMES),
+    ("zstd", zstd_frame(CONTENT, dictionary_id=(7, 1)), Problem.DICTIONARY),
+    ("zstd", zstd_frame(CONTENT + b"x"), Problem.SIZE),
+    ("zstd", b"\x28\xb5\x2f\xfe" + zstd_frame(CONTENT)[4:], Problem.MAGIC),
+    ("zstd", zstd_frame(CONTENT)[:4] + b"\xe8" + zstd_frame(CONTENT)[5:], Problem.HEADER),
+    ("zstd", zstd_frame(CONTENT)[:13] + b"\x07" + zstd_frame(CONTENT)[14:], Problem.BLOCK),
+    ("zstd", zstd_frame(CONTENT)[:100], Problem.BLOCK),
+    ("lz4", (400).to_bytes(4, "little") + b"\0", Problem.TOO_SHORT),
+    ("gzip", NAMED_GZIP, Problem.NONE),
+    ("gzip", gzip.compress(HALF) + gzip.compress(HALF), Problem.MORE_FRAMES),
+    ("gzip", gzip.compress(CONTENT) + b"\0\0\0\0", Problem.MORE_FRAMES),
+    ("gzip", b"\x1f\x8c" + gzip.compress(CONTENT)[2:], Problem.MAGIC),
+    ("gzip", gzip.compress(CONTENT)[:2] + b"\x07" + gzip.compress(CONTENT)[3:], Problem.HEADER),
+    ("gzip", gzip.compress(CONTENT)[:3] + b"\x80" + gzip.compress(CONTENT)[4:], Problem.HEADER),
+    ("gzip", gzip.compress(CONTENT, 0)[:11] + b"\0" + gzip.compress(CONTENT, 0)[12:], Problem.BLOCK),
+    ("zlib", b"\x79" + zlib.compress(CONTENT)[1:], Problem.HEADER),
+    ("zlib", b"\x78\xbb" + b"\0\0\0\0" + zlib.compress(CONTENT)[2:], Problem.DICTIONARY),
+    ("zlib", zlib.compress(CONTENT)[:2] + b"\x07" + zlib.compress(CONTENT)[3:], Problem.BLOCK),
+    ("deflate", deflate(CONTENT, 0)[:-1], Problem.BLOCK),
+    ("snappy", b"\xff\xff\xff\xff\xff\x01" + snappy(CONTENT)[2:], Problem.HEADER),
+]
+
+
+@pytest.mark.parametrize(("codec", "chunk", "problem"), UNUSUAL)
 def test_what_is_unusual_is_told_apart(codec, chunk, problem):
     assert check(codec, chunk, len(CONTENT)) is problem
 

@@ -20,6 +20,7 @@ __all__ = [
     "check_bytes",
     "check_out",
     "check_strides",
+    "device_address",
     "device_column",
     "fill_pattern",
     "group_table",
@@ -49,6 +50,11 @@ def device_column(values: Column, shape: tuple[int, ...]) -> cupy.ndarray:
         msg = f"column is {values.dtype} {values.shape}, needs int64 {shape}"
         raise ValueError(msg)
     return cupy.ascontiguousarray(cupy.asarray(values))
+
+
+def device_address(array: cupy.ndarray) -> np.uint64:
+    """Address of the first byte of `array`, for what takes addresses rather than arrays."""
+    return np.uint64(array.data.ptr)
 
 
 def check_bytes(buffer: cupy.ndarray, name: str) -> None:

@@ -305,9 +305,6 @@ extern "C" __global__ void copy_bytes(const u8* source, i64 source_nbytes, u8* o
     }
 }
 
-// Byte i of a guard zone. It changes with i, so a decoder that overruns with one repeated byte is seen.
-XGZ_FN u8 guard_byte(i64 i) { return static_cast<u8>(0xA5 + 37 * i); }
-
 extern "C" __global__ void write_guards(u8* buffer, i64 buffer_nbytes, const i64* offset, i64 n_guards,
                                         i64 guard_nbytes, i32* status) {
     const i64 stride = static_cast<i64>(gridDim.x) * blockDim.x;

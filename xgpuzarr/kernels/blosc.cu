@@ -1,5 +1,6 @@
 // Blosc chunks on the device: what each chunk's header says, which streams it holds, and the streams of the LZ codecs.
 #include "blosc.cuh"
+#include "frames.cuh"
 #include "lz.cuh"
 
 // ---- headers --------------------------------------------------------------------------------------------------------
@@ -25,24 +26,46 @@ XGZ_FN Problem check_header(const Header& header, Bytes chunk, i64 expected_nbyt
     return PROBLEM_NONE;
 }
 
-// Checks the header of each chunk: fills its column of `headers` (N_HEADER_ROWS x n_chunks) and its problem.
+// A number for a byte offset, such that sums of them tell sets of offsets apart (the finalizer of splitmix64: Steele,
+// Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
+//
+// Blocks fill the bytes [a, b) without gap or overlap exactly if their starts and b are the same set as their ends and
+// a. c-blosc writes such chunks, the blocks in any order. A sum needs no sorting.
+XGZ_FN u64 seam(i64 offset) {
+    u64 x = static_cast<u64>(offset) + 0x9E3779B97F4A7C15ull;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+}
+
+// Checks the header of each chunk: fills its column of `headers` (N_HEADER_ROWS x n_chunks) and its problem, and adds
+// to `totals` (N_TOTALS, zero before). Chunks take their places in the stream table and in scratch as they come.
 extern "C" __global__ void read_headers(const u8* encoded, i64 encoded_nbytes, const i64* offset, const i64* nbytes,
-                                        i64 n_chunks, i64 expected_nbytes, i64* headers, i32* problem) {
+                                        i64 n_chunks, i64 expected_nbytes, i64* headers, u64* totals, i32* problem) {
     const i64 stride = static_cast<i64>(gridDim.x) * blockDim.x;
     for (i64 c = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; c < n_chunks; c += stride) {
         const i64 chunk_nbytes = Column{nbytes, n_chunks}.load(c);
         const Bytes chunk = Bytes{encoded, encoded_nbytes}.part(Column{offset, n_chunks}.load(c), chunk_nbytes);
         const Header header = load_header(chunk);
         const Problem found = check_header(header, chunk, expected_nbytes);
-        const bool streams = found == PROBLEM_NONE && header.decoded_nbytes > 0 && !(header.flags & FLAG_MEMCPYED);
+        Span<i32>{problem, n_chunks}.store(c, found);
         const Span<i64> rows{headers, N_HEADER_ROWS * n_chunks};
         rows.store(ROW_FLAGS * n_chunks + c, header.flags);
         rows.store(ROW_TYPESIZE * n_chunks + c, header.typesize);
         rows.store(ROW_BLOCKSIZE * n_chunks + c, header.blocksize);
-        rows.store(ROW_N_BLOCKS * n_chunks + c, streams ? header.n_blocks() : 0);
-        rows.store(ROW_N_STREAMS * n_chunks + c, streams ? header.n_streams() : 0);
-        rows.store(ROW_SCRATCH * n_chunks + c, streams ? header.scratch_nbytes() : 0);
-        Span<i32>{problem, n_chunks}.store(c, found);
+        if (found != PROBLEM_NONE || header.decoded_nbytes == 0 || (header.flags & FLAG_MEMCPYED)) {
+            rows.store(ROW_N_BLOCKS * n_chunks + c, 0);
+            continue;
+        }
+        const u64 n_streams = static_cast<u64>(header.n_streams());
+        rows.store(ROW_N_BLOCKS * n_chunks + c, header.n_blocks());
+        rows.store(ROW_FIRST_STREAM * n_chunks + c, static_cast<i64>(atomicAdd(totals + TOTAL_STREAMS, n_streams)));
+        rows.store(ROW_SCRATCH * n_chunks + c, static_cast<i64>(atomicAdd(totals + TOTAL_SCRATCH,
+                                                                          static_cast<u64>(header.scratch_nbytes()))));
+        rows.store(ROW_SEAMS * n_chunks + c,
+                   static_cast<i64>(seam(chunk_nbytes) - seam(HEADER_NBYTES + 4 * header.n_blocks())));
+        atomicMax(totals + MAX_STREAM, static_cast<u64>(header.max_stream_nbytes()));
+        atomicAdd(totals + FIRST_CODEC + header.codec(), n_streams);
     }
 }
 
@@ -65,32 +88,28 @@ XGZ_FN bool strip_zlib(Bytes chunk, i64* at, i64* nbytes) {
     return good;
 }
 
-// True if a stream is one Zstandard frame (RFC 8878, section 3.1.1) that states `decoded_nbytes` and whose blocks fill
-// it to its last byte: what a decoder that trusts its input has to be told.
+// True if a stream is one Zstandard frame that states `decoded_nbytes` and whose blocks fill it to its last byte: what a
+// decoder that trusts its input has to be told.
 XGZ_FN bool check_zstd(Bytes frame, i64 decoded_nbytes) {
-    const u32 descriptor = frame.load(4), size_code = descriptor >> 6, single = descriptor >> 5 & 1;
-    const i64 window_nbytes = single ? 0 : 1;
-    const i64 size_nbytes = size_code == 0 ? single : 1 << size_code;
-    if (frame.size < 8 || load_u32(frame, 0) != 0xFD2FB528u || (descriptor & 11) || size_nbytes == 0) return false;
-    i64 at = 5 + window_nbytes;
-    const u64 stated = size_nbytes == 1   ? frame.load(at)
-                       : size_nbytes == 2 ? load_u16(frame, at) + 256
-                       : size_nbytes == 4 ? load_u32(frame, at)
-                                          : load_u64(frame, at);
-    if (stated != static_cast<u64>(decoded_nbytes)) return false;
-    at += size_nbytes;
-    const i64 end = frame.size - (descriptor & 4);
-    i64 plain_nbytes = 0;
-    for (bool last = false; !last;) {
-        if (end - at < 3) return false;
-        const u32 block = load_u16(frame, at) | frame.load(at + 2) << 16, type = block >> 1 & 3;
-        const i64 block_nbytes = block >> 3;
-        if (type == 3 || block_nbytes > 128 * 1024) return false;
-        if (type < 2) plain_nbytes += block_nbytes;
-        at += 3 + (type == 1 ? 1 : block_nbytes);
-        last = block & 1;
+    const ZstdHeader header = load_zstd_header(frame);
+    if (load_u32(frame, 0) != static_cast<u32>(ZSTD_MAGIC) || header.is_reserved || header.has_dictionary_id ||
+        !header.has_content_size || header.content_nbytes != static_cast<u64>(decoded_nbytes)) {
+        return false;
     }
-    return at == end && plain_nbytes <= decoded_nbytes;
+    const i64 behind = header.has_checksum ? 4 : 0;
+    const ZstdBlocks blocks = walk_zstd_blocks(frame, header, behind, frame.size);
+    return blocks.is_last && blocks.end + behind == frame.size && blocks.min_content_nbytes <= decoded_nbytes &&
+           blocks.max_content_nbytes >= decoded_nbytes;
+}
+
+// True if a stream holds what its codec's decoder may be given. A zlib stream becomes the deflate stream inside it.
+XGZ_FN bool check_stream(i32 codec, Bytes chunk, i64* at, i64* nbytes, i64 decoded_nbytes) {
+    if (codec == CODEC_ZLIB) return strip_zlib(chunk, at, nbytes);
+    const Bytes stream = chunk.part(*at, *nbytes);
+    if (codec == CODEC_ZSTD) return check_zstd(stream, decoded_nbytes);
+    if (codec != CODEC_SNAPPY) return true;
+    const SnappySize stated = load_snappy_size(stream);
+    return stated.nbytes > 0 && stated.content_nbytes == static_cast<u64>(decoded_nbytes);
 }
 
 struct StreamTable {
@@ -132,11 +151,8 @@ XGZ_FN Problem read_block(Bytes chunk, const Header& header, const BlockPlace& p
         i64 source = at + 4;
         at = source + encoded_nbytes;
         i32 kind = encoded_nbytes == decoded_nbytes ? static_cast<i32>(KIND_RAW) : header.codec();
-        if (problem == PROBLEM_NONE && kind == CODEC_ZLIB && !strip_zlib(chunk, &source, &encoded_nbytes)) {
-            problem = PROBLEM_STREAM;
-        }
-        if (problem == PROBLEM_NONE && kind == CODEC_ZSTD &&
-            !check_zstd(chunk.part(source, encoded_nbytes), decoded_nbytes)) {
+        if (problem == PROBLEM_NONE && kind != KIND_RAW &&
+            !check_stream(kind, chunk, &source, &encoded_nbytes, decoded_nbytes)) {
             problem = PROBLEM_STREAM;
         }
         if (problem != PROBLEM_NONE) kind = KIND_BAD;
@@ -149,32 +165,63 @@ XGZ_FN Problem read_block(Bytes chunk, const Header& header, const BlockPlace& p
 
 // Lists the streams of every chunk whose header is sound: one block of threads a chunk, one thread a block of the
 // chunk.
-//
-// first_block, first_stream and scratch_offset are the running sums of the header table's rows. Also stores where each
-// block starts and ends in its chunk, with the chunk's number in the upper 32 bits, so that overlaps can be found by
-// sorting.
 extern "C" __global__ void read_streams(const u8* encoded, i64 encoded_nbytes, const i64* offset, const i64* nbytes,
-                                        i64 n_chunks, const i64* headers, const i64* first_block,
-                                        const i64* first_stream, const i64* scratch_offset, i64* streams, i64 n_streams,
-                                        i64* block_start, i64* block_end, i64 n_blocks, i32* problem) {
+                                        i64 n_chunks, i64* headers, i64* streams, i64 n_streams, i32* problem) {
+    const Column rows{headers, N_HEADER_ROWS * n_chunks};
     for (i64 c = blockIdx.x; c < n_chunks; c += gridDim.x) {
         const i64 chunk_nbytes = Column{nbytes, n_chunks}.load(c), chunk_offset = Column{offset, n_chunks}.load(c);
         const Bytes chunk = Bytes{encoded, encoded_nbytes}.part(chunk_offset, chunk_nbytes);
         const Header header = load_header(chunk);
-        const i64 n_blocks_here = Column{headers, N_HEADER_ROWS * n_chunks}.load(ROW_N_BLOCKS * n_chunks + c);
-        for (i64 block = threadIdx.x; block < n_blocks_here; block += blockDim.x) {
+        const i64 n_blocks = rows.load(ROW_N_BLOCKS * n_chunks + c);
+        for (i64 block = threadIdx.x; block < n_blocks; block += blockDim.x) {
             const BlockPlace place{c, block, chunk_offset,
-                                   Column{scratch_offset, n_chunks}.load(c) + block * header.block_slots_nbytes(0),
-                                   Column{first_stream, n_chunks}.load(c) + block * header.n_splits(0)};
+                                   rows.load(ROW_SCRATCH * n_chunks + c) + block * header.block_slots_nbytes(0),
+                                   rows.load(ROW_FIRST_STREAM * n_chunks + c) + block * header.n_splits(0)};
             i64 end;
             const Problem found =
                 read_block(chunk, header, place, {{streams, N_STREAM_ROWS * n_streams}, n_streams}, &end);
-            const i64 row = Column{first_block, n_chunks}.load(c) + block;
-            const i64 start = load_u32(chunk, HEADER_NBYTES + 4 * block);
-            Span<i64>{block_start, n_blocks}.store(row, c << 32 | start);
-            Span<i64>{block_end, n_blocks}.store(row, c << 32 | smaller(end, 0xFFFFFFFFll));
             if (found != PROBLEM_NONE) Span<i32>{problem, n_chunks}.store(c, found);
+            const i64 start = load_u32(chunk, HEADER_NBYTES + 4 * block);
+            atomicAdd(reinterpret_cast<u64*>(headers) + ROW_SEAMS * n_chunks + c, seam(start) - seam(end));
         }
+    }
+}
+
+// Finds the chunks whose blocks overlap, or leave a gap: bytes that no decoder may take for a block.
+extern "C" __global__ void check_seams(const i64* headers, i64 n_chunks, i32* problem) {
+    const Column rows{headers, N_HEADER_ROWS * n_chunks};
+    const Span<i32> problems{problem, n_chunks};
+    const i64 stride = static_cast<i64>(gridDim.x) * blockDim.x;
+    for (i64 c = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; c < n_chunks; c += stride) {
+        const bool fits = rows.load(ROW_N_BLOCKS * n_chunks + c) == 0 || rows.load(ROW_SEAMS * n_chunks + c) == 0;
+        if (!fits && problems.load(c) == PROBLEM_NONE) problems.store(c, PROBLEM_OVERLAP);
+    }
+}
+
+// Marks the streams to leave out, with 1: those of another kind, and of chunks with a problem; 0 for the others.
+extern "C" __global__ void select_streams(const i64* streams, i64 n_streams, i32 kind, const i32* problem, i64 n_chunks,
+                                          i32* skip) {
+    const Column rows{streams, N_STREAM_ROWS * n_streams};
+    const i64 stride = static_cast<i64>(gridDim.x) * blockDim.x;
+    for (i64 s = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; s < n_streams; s += stride) {
+        const i64 chunk = rows.load(ROW_CHUNK * n_streams + s);
+        const bool is_kind = rows.load(ROW_KIND * n_streams + s) == kind;
+        const bool is_sound = Span<const i32>{problem, n_chunks}.load(chunk) == PROBLEM_NONE;
+        Span<i32>{skip, n_streams}.store(s, is_kind && is_sound ? 0 : 1);
+    }
+}
+
+// Copies the streams that were stored as they are: one block of threads a (stream, tile), `tiles` a stream.
+extern "C" __global__ void copy_streams(const u8* encoded, i64 encoded_nbytes, u8* out, i64 out_nbytes,
+                                        const i64* streams, i64 n_streams, i64 tiles) {
+    const Column rows{streams, N_STREAM_ROWS * n_streams};
+    for (i64 work = blockIdx.x; work < n_streams * tiles; work += gridDim.x) {
+        const i64 s = work / tiles, tile = work - s * tiles;
+        if (rows.load(ROW_KIND * n_streams + s) != KIND_RAW) continue;
+        const i64 nbytes = rows.load(ROW_DECODED * n_streams + s);
+        const Bytes from = Bytes{encoded, encoded_nbytes}.part(rows.load(ROW_SOURCE * n_streams + s), nbytes);
+        const MutableBytes to = MutableBytes{out, out_nbytes}.part(rows.load(ROW_DEST * n_streams + s), from.size);
+        copy_run(from, to, tile * blockDim.x + threadIdx.x, tiles * blockDim.x);
     }
 }
 

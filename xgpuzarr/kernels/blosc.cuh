@@ -30,9 +30,23 @@ enum Problem {
     PROBLEM_STREAM = 12
 };
 
-// Rows of the header table, each `n_chunks` long. N_BLOCKS, N_STREAMS and SCRATCH are 0 where a chunk holds a plain
-// copy.
-enum HeaderRow { ROW_FLAGS, ROW_TYPESIZE, ROW_BLOCKSIZE, ROW_N_BLOCKS, ROW_N_STREAMS, ROW_SCRATCH, N_HEADER_ROWS };
+// Rows of the header table, each `n_chunks` long. N_BLOCKS is 0 where a chunk holds no streams. FIRST_STREAM and SCRATCH
+// say where its streams begin in the stream table and in scratch. SEAMS is 0 if the chunk's blocks fill it without gap
+// or overlap (see `seam`).
+enum HeaderRow {
+    ROW_FLAGS,
+    ROW_TYPESIZE,
+    ROW_BLOCKSIZE,
+    ROW_N_BLOCKS,
+    ROW_FIRST_STREAM,
+    ROW_SCRATCH,
+    ROW_SEAMS,
+    N_HEADER_ROWS
+};
+
+// Sums over all chunks: streams, bytes of scratch, the largest decoded size of a stream, and the streams of the chunks
+// of each codec.
+enum Total { TOTAL_STREAMS, TOTAL_SCRATCH, MAX_STREAM, FIRST_CODEC, N_TOTALS = FIRST_CODEC + N_CODECS };
 
 struct Header {
     i64 decoded_nbytes, blocksize, encoded_nbytes;
@@ -47,6 +61,9 @@ struct Header {
         const bool split = !(flags & FLAG_ONE_STREAM) && block_nbytes(block) == blocksize && typesize <= MAX_SPLITS &&
                            blocksize / typesize >= MIN_SPLIT_ELEMENTS;
         return split ? typesize : 1;
+    }
+    XGZ_FN i64 max_stream_nbytes() const {
+        return larger(block_nbytes(0) / n_splits(0), block_nbytes(n_blocks() - 1) / n_splits(n_blocks() - 1));
     }
     XGZ_FN i64 n_streams() const { return (n_blocks() - 1) * n_splits(0) + n_splits(n_blocks() - 1); }
 

@@ -99,10 +99,15 @@ XGZ_FN i64 mirrored_unit(i64 index, i32 word_nbytes, i32 unit_nbytes) {
     return word_nbytes <= unit_nbytes ? index : index ^ (word_nbytes / unit_nbytes - 1);
 }
 
+// Byte i of a guard zone. It changes with i, so a decoder that overruns with one repeated byte is seen.
+XGZ_FN u8 guard_byte(i64 i) { return static_cast<u8>(0xA5 + 37 * i); }
+
 // Says that a launch met something outside its buffers. Every writer writes the same value, so no atomic is needed.
 XGZ_FN void report(Span<i32> status, i32 code) { status.store(0, code); }
 
 XGZ_FN i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
+
+XGZ_FN i64 larger(i64 a, i64 b) { return a < b ? b : a; }
 
 XGZ_FN i64 round_up(i64 value, i64 multiple) { return (value + multiple - 1) / multiple * multiple; }
 

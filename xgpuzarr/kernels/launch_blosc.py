@@ -3,7 +3,9 @@
 ==================  ================================================================================================
 `read_headers`      what each chunk's header says, checked
 `read_streams`      where each stream lies, and where it goes in scratch; checked
-`decode_streams`    LZ4, Snappy and BloscLZ streams
+`copy_streams`      streams stored as they are, into scratch
+`decode_streams`    LZ4, Snappy and BloscLZ streams, into scratch
+`select_streams`    which streams another decoder is to take
 `unshuffle_chunks`  blocks in scratch, and chunks stored as plain copies, into the output
 ==================  ================================================================================================
 
@@ -33,9 +35,12 @@ __all__ = [
     "HeaderRow",
     "Kind",
     "StreamRow",
+    "Total",
+    "copy_streams",
     "decode_streams",
     "read_headers",
     "read_streams",
+    "select_streams",
     "unshuffle_chunks",
 ]
 
@@ -46,14 +51,24 @@ _SOURCE = "blosc.cu"
 
 
 class HeaderRow(IntEnum):
-    """Rows of the header table, one column a chunk; the last three are 0 where a chunk holds no streams."""
+    """Rows of the header table, one column a chunk."""
 
     FLAGS = 0
     TYPESIZE = 1
     BLOCKSIZE = 2
-    N_BLOCKS = 3
-    N_STREAMS = 4
-    SCRATCH = 5  # bytes of scratch
+    N_BLOCKS = 3  # 0 where a chunk holds no streams
+    FIRST_STREAM = 4  # column of the stream table
+    SCRATCH = 5  # offset in scratch, in bytes
+    SEAMS = 6  # 0 once all blocks are read, if they fill the chunk without gap or overlap
+
+
+class Total(IntEnum):
+    """Sums over a batch; from FIRST_CODEC on, the streams of the chunks of each codec, in the order of `Kind`."""
+
+    STREAMS = 0
+    SCRATCH = 1  # bytes
+    MAX_STREAM = 2  # largest decoded size of a stream, in bytes
+    FIRST_CODEC = 3
 
 
 class StreamRow(IntEnum):
@@ -81,7 +96,7 @@ class Kind(IntEnum):
 
 def read_headers(
     encoded: cupy.ndarray, offset: cupy.ndarray, nbytes: cupy.ndarray, chunk_nbytes: int
-) -> tuple[cupy.ndarray, cupy.ndarray]:
+) -> tuple[cupy.ndarray, cupy.ndarray, cupy.ndarray]:
     """Parse and check the header of every chunk.
 
     Parameters
@@ -97,6 +112,8 @@ def read_headers(
     -------
     headers
         int64 ``(len(HeaderRow), n_chunks)``.
+    totals
+        uint64: numbers of `Total`, then one for each of the codecs, the first members of `Kind`.
     problem
         int32 ``(n_chunks,)``: numbers of `xgpuzarr.plan.blosc_header.Problem`.
     """
@@ -104,8 +121,9 @@ def read_headers(
 
     check_bytes(encoded, "encoded")
     n_chunks = len(offset)
-    headers = cupy.zeros((len(HeaderRow), n_chunks), dtype=np.int64)
-    problem = cupy.zeros(n_chunks, dtype=np.int32)
+    headers = cupy.empty((len(HeaderRow), n_chunks), dtype=np.int64)
+    totals = cupy.zeros(Total.FIRST_CODEC + Kind.RAW, dtype=np.uint64)
+    problem = cupy.empty(n_chunks, dtype=np.int32)
     launch(
         kernel_function(_SOURCE, "read_headers"),
         -(-n_chunks // 64),
@@ -117,9 +135,10 @@ def read_headers(
         np.int64(n_chunks),
         np.int64(chunk_nbytes),
         headers,
+        totals,
         problem,
     )
-    return headers, problem
+    return headers, totals, problem
 
 
 def read_streams(
@@ -128,11 +147,9 @@ def read_streams(
     nbytes: cupy.ndarray,
     *,
     headers: cupy.ndarray,
-    firsts: cupy.ndarray,
-    n_blocks: int,
     n_streams: int,
     problem: cupy.ndarray,
-) -> tuple[cupy.ndarray, cupy.ndarray, cupy.ndarray]:
+) -> cupy.ndarray:
     """List the streams of every chunk whose header is sound.
 
     Parameters
@@ -140,26 +157,22 @@ def read_streams(
     encoded, offset, nbytes
         As in `read_headers`.
     headers
-        From `read_headers`.
-    firsts
-        int64 ``(3, n_chunks)``: sums of the rows N_BLOCKS, N_STREAMS and SCRATCH over all chunks before.
-    n_blocks, n_streams
-        Sums over all chunks.
+        From `read_headers`; the row SEAMS is changed.
+    n_streams
+        Sum over all chunks.
     problem
-        From `read_headers`; problems found here are added.
+        From `read_headers`; problems found here are added. A chunk whose blocks leave a gap has `Problem.OVERLAP` too,
+        though that breaks no rule of the format: nothing writes such chunks.
 
     Returns
     -------
-    streams
+    cupy.ndarray
         int64 ``(len(StreamRow), n_streams)``.
-    block_start, block_end
-        int64 ``(n_blocks,)``: chunk number in the upper 32 bits, offset in the chunk in the lower.
     """
     import cupy
 
     n_chunks = len(offset)
-    streams = cupy.zeros((len(StreamRow), n_streams), dtype=np.int64)
-    block_start, block_end = cupy.zeros((2, n_blocks), dtype=np.int64)
+    streams = cupy.empty((len(StreamRow), n_streams), dtype=np.int64)
     launch(
         kernel_function(_SOURCE, "read_streams"),
         n_chunks,
@@ -170,15 +183,66 @@ def read_streams(
         device_column(nbytes, (n_chunks,)),
         np.int64(n_chunks),
         headers,
-        *(device_column(row, (n_chunks,)) for row in firsts),
         streams,
         np.int64(n_streams),
-        block_start,
-        block_end,
-        np.int64(n_blocks),
         problem,
     )
-    return streams, block_start, block_end
+    launch(kernel_function(_SOURCE, "check_seams"), -(-n_chunks // 64), 64, headers, np.int64(n_chunks), problem)
+    return streams
+
+
+def copy_streams(encoded: cupy.ndarray, out: cupy.ndarray, streams: cupy.ndarray) -> None:
+    """Copy the streams of a table that were stored as they are into `out`; others are left alone.
+
+    Parameters
+    ----------
+    encoded, out
+        Contiguous bytes, uint8.
+    streams
+        int64 ``(len(StreamRow), n_streams)``.
+    """
+    check_bytes(encoded, "encoded")
+    check_bytes(out, "out")
+    n_streams = streams.shape[1]
+    tiles = tiles_of(out.nbytes // n_streams)
+    launch(
+        kernel_function(_SOURCE, "copy_streams"),
+        n_streams * tiles,
+        256,
+        encoded,
+        np.int64(encoded.nbytes),
+        out,
+        np.int64(out.nbytes),
+        streams,
+        np.int64(n_streams),
+        np.int64(tiles),
+    )
+
+
+def select_streams(streams: cupy.ndarray, kind: Kind, problem: cupy.ndarray) -> cupy.ndarray:
+    """Mark the streams that a decoder of `kind` must leave out: other kinds, and those of chunks with a problem.
+
+    Returns
+    -------
+    cupy.ndarray
+        int32 ``(n_streams,)``: 1 to leave out, else 0.
+    """
+    import cupy
+
+    n_streams = streams.shape[1]
+    skip = cupy.empty(n_streams, dtype=np.int32)
+    launch(
+        kernel_function(_SOURCE, "select_streams"),
+        -(-n_streams // 256),
+        256,
+        streams,
+        np.int64(n_streams),
+        np.int32(kind),
+        problem,
+        np.int64(problem.size),
+        skip,
+    )
+    return skip
 
 
 def decode_streams(
@@ -227,7 +291,6 @@ def unshuffle_chunks(
     offset: cupy.ndarray,
     *,
     scratch: cupy.ndarray,
-    scratch_offset: cupy.ndarray,
     headers: cupy.ndarray,
     out: cupy.ndarray,
     chunk_nbytes: int,
@@ -241,8 +304,8 @@ def unshuffle_chunks(
     ----------
     encoded, offset
         As in `read_headers`.
-    scratch, scratch_offset
-        Decoded streams, uint8; where each chunk's begin, int64 ``(n_chunks,)``, in bytes.
+    scratch
+        Decoded streams, uint8.
     headers
         From `read_headers`.
     out
@@ -268,7 +331,6 @@ def unshuffle_chunks(
         device_column(offset, (n_chunks,)),
         scratch,
         np.int64(scratch.nbytes),
-        device_column(scratch_offset, (n_chunks,)),
         headers,
         np.int64(n_chunks),
         out,

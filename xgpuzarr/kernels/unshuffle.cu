@@ -173,8 +173,8 @@ XGZ_FN void unshuffle_block(const ShuffledBlock& block, i64 flags, MutableBytes 
 // left out.
 extern "C" __global__ void __launch_bounds__(256, 3)
     unshuffle_chunks(const u8* encoded, i64 encoded_nbytes, const i64* offset, const u8* scratch, i64 scratch_nbytes,
-                     const i64* scratch_offset, const i64* headers, i64 n_chunks, u8* out, i64 out_nbytes,
-                     const i64* out_offset, i64 chunk_nbytes, i64 tiles, const i32* problem, i32* status) {
+                     const i64* headers, i64 n_chunks, u8* out, i64 out_nbytes, const i64* out_offset, i64 chunk_nbytes,
+                     i64 tiles, const i32* problem, i32* status) {
     const Column rows{headers, N_HEADER_ROWS * n_chunks};
     const i64 tile_nbytes = 32 * 1024;
     for (i64 work = blockIdx.x; work < n_chunks * tiles; work += gridDim.x) {
@@ -202,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
                             static_cast<i32>(flags),
                             static_cast<i32>(rows.load(ROW_TYPESIZE * n_chunks + c))};
         const Bytes chunk_scratch =
-            Bytes{scratch, scratch_nbytes}.part(Column{scratch_offset, n_chunks}.load(c), header.scratch_nbytes());
+            Bytes{scratch, scratch_nbytes}.part(rows.load(ROW_SCRATCH * n_chunks + c), header.scratch_nbytes());
         // A block is shared by as many blocks of threads as it has tiles.
         const i64 parts = (header.blocksize + tile_nbytes - 1) / tile_nbytes;
         for (i64 item = tile; item < header.n_blocks() * parts; item += tiles) {

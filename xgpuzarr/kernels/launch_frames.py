@@ -1,0 +1,236 @@
+"""How is a batch of frames handed to a decoder that trusts its input? The launchers of ``frames.cu``.
+
+==============  ====================================================================================================
+`check_frames`  what is wrong with each encoded chunk, as far as can be told without decoding it
+`point_frames`  the addresses and sizes that the decoder takes; a dummy frame stands in for each frame to leave out
+`judge_frames`  which frames failed, from sizes, statuses and the guard zones behind the outputs
+==============  ====================================================================================================
+
+None waits for another's result on the host: what `check_frames` finds wrong, `point_frames` leaves out on the device.
+The rules of `xgpuzarr.kernels.launch` hold.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from xgpuzarr.kernels.arguments import check_bytes, device_address, device_column, launch
+from xgpuzarr.kernels.compile import kernel_function
+
+if TYPE_CHECKING:
+    import cupy
+
+    from xgpuzarr.kernels.arguments import Column
+
+__all__ = ["CODECS", "DUMMY_NBYTES", "check_frames", "judge_frames", "point_frames"]
+
+_SOURCE = "frames.cu"
+
+CODECS = ("zstd", "lz4", "gzip", "zlib", "deflate", "snappy")
+"""What `check_frames` knows, in the order of ``FrameCodec``. "lz4" is numcodecs' framing, "deflate" and "snappy" raw."""
+
+DUMMY_NBYTES = 8
+"""Decoded size of the frames that stand in for frames to leave out."""
+
+_PLAIN = bytes(range(DUMMY_NBYTES))
+_STORED = b"\x01\x08\x00\xf7\xff" + _PLAIN  # a deflate stream of one stored block
+_DUMMIES = {
+    "zstd": b"\x28\xb5\x2f\xfd\x20\x08\x41\x00\x00" + _PLAIN,
+    "lz4": b"\x80" + _PLAIN,
+    "gzip": b"\x1f\x8b\x08" + bytes(6) + b"\xff" + _STORED + struct.pack("<2I", zlib.crc32(_PLAIN), len(_PLAIN)),
+    "deflate": _STORED,
+    "snappy": b"\x08\x1c" + _PLAIN,
+}
+_DUMMY_OUT = 64  # where the dummies' output lies behind the dummy frame: a multiple of every alignment asked for
+
+
+def check_frames(
+    codec: str,
+    encoded: cupy.ndarray,
+    offset: Column,
+    nbytes: Column,
+    *,
+    expected_nbytes: int,
+    room_nbytes: int = 0,
+) -> cupy.ndarray:
+    """Check encoded chunks against what they should decode to, as `xgpuzarr.plan.frames.check_frames` does on the host.
+
+    Of zstd all block headers of the first frame are looked at, not only the first: `Problem.BLOCK` where they run past
+    the chunk or cannot add up to the stated size, `Problem.MORE_FRAMES` where they are too many to be walked.
+
+    Parameters
+    ----------
+    codec
+        One of `CODECS`.
+    encoded
+        Contiguous bytes, uint8.
+    offset, nbytes
+        int64 ``(n_chunks,)``: where each chunk lies in `encoded`, in bytes.
+    expected_nbytes
+        Decoded size of every chunk, in bytes; at least 1.
+    room_nbytes
+        Room of each output, in bytes. A zstd frame that does not state its size has no problem if its blocks cannot
+        decode to more: `expected_nbytes` rounded up to 128 KiB is enough for what the usual encoders write. Whether it
+        decodes to `expected_nbytes` is for the caller to compare.
+
+    Returns
+    -------
+    cupy.ndarray
+        int32 ``(n_chunks,)``: numbers of `xgpuzarr.plan.frames.Problem`.
+    """
+    import cupy
+
+    check_bytes(encoded, "encoded")
+    n_chunks = len(offset)
+    problem = cupy.empty(n_chunks, dtype=np.int32)
+    if n_chunks:
+        launch(
+            kernel_function(_SOURCE, "check_frames"),
+            -(-n_chunks // 32),
+            32,
+            encoded,
+            np.int64(encoded.nbytes),
+            device_column(offset, (n_chunks,)),
+            device_column(nbytes, (n_chunks,)),
+            np.int64(n_chunks),
+            np.int32(CODECS.index(codec)),
+            np.int64(expected_nbytes),
+            np.int64(room_nbytes),
+            problem,
+        )
+    return problem
+
+
+def point_frames(
+    algorithm: str,
+    source: cupy.ndarray,
+    source_offset: Column,
+    source_nbytes: Column,
+    *,
+    out: cupy.ndarray,
+    out_offset: Column,
+    out_nbytes: Column,
+    skip: cupy.ndarray,
+    guard_nbytes: int,
+    status: cupy.ndarray,
+) -> tuple[cupy.ndarray, cupy.ndarray]:
+    """Make the columns that `xgpuzarr.decoders.nvcomp.decompress_batch` takes, and write the guard zones.
+
+    Parameters
+    ----------
+    algorithm
+        An algorithm of nvCOMP that has a dummy frame: "zstd", "lz4", "gzip", "deflate" or "snappy".
+    source, out
+        Contiguous bytes, uint8.
+    source_offset, source_nbytes
+        int64 ``(n_frames,)``: where each frame lies in `source`, in bytes.
+    out_offset, out_nbytes
+        int64 ``(n_frames,)``: where each output lies in `out`, in bytes.
+    skip
+        int32 ``(n_frames,)``: frames with another number than 0 are left out, whatever their other columns hold. The
+        dummy frames in their place decode `DUMMY_NBYTES` bytes into a buffer of their own; their statuses and sizes
+        mean nothing.
+    guard_nbytes
+        Size of the guard zone to write behind each output, in bytes; 0 for none.
+    status
+        From `xgpuzarr.kernels.launch.new_status`.
+
+    Returns
+    -------
+    columns
+        uint64 ``(4, n_frames)``: address and size of each frame, address and room of each output.
+    dummy
+        The dummy frame and its output: keep it until the decoder's work is queued.
+    """
+    import cupy
+
+    check_bytes(source, "source")
+    check_bytes(out, "out")
+    n_frames = len(source_offset)
+    columns = cupy.empty((4, n_frames), dtype=np.uint64)
+    encoded = _DUMMIES[algorithm]
+    dummy = cupy.asarray(np.frombuffer(encoded.ljust(2 * _DUMMY_OUT, b"\0"), np.uint8))
+    if n_frames:
+        launch(
+            kernel_function(_SOURCE, "point_frames"),
+            -(-n_frames // 64),
+            64,
+            device_address(source),
+            np.int64(source.nbytes),
+            device_address(out),
+            out,
+            np.int64(out.nbytes),
+            device_column(source_offset, (n_frames,)),
+            device_column(source_nbytes, (n_frames,)),
+            device_column(out_offset, (n_frames,)),
+            device_column(out_nbytes, (n_frames,)),
+            skip,
+            np.int64(n_frames),
+            device_address(dummy),
+            np.int64(len(encoded)),
+            device_address(dummy[_DUMMY_OUT:]),
+            np.int64(DUMMY_NBYTES),
+            np.int64(guard_nbytes),
+            columns,
+            status,
+        )
+    return columns, dummy
+
+
+def judge_frames(
+    actual_nbytes: cupy.ndarray,
+    statuses: cupy.ndarray,
+    *,
+    out: cupy.ndarray,
+    out_offset: Column,
+    out_nbytes: Column,
+    skip: cupy.ndarray,
+    guard_nbytes: int,
+    code: int,
+    problem: cupy.ndarray,
+    overrun: cupy.ndarray,
+    chunk: Column | None = None,
+) -> None:
+    """Note which frames did not decode to their sizes, or wrote into a guard zone.
+
+    Parameters
+    ----------
+    actual_nbytes, statuses
+        From `xgpuzarr.decoders.nvcomp.decompress_batch`.
+    out, out_offset, out_nbytes, skip, guard_nbytes
+        As given to `point_frames`, with sizes that the frames must decode to exactly.
+    code
+        What to store in `problem`, other than 0.
+    problem
+        int32 ``(n_chunks,)``: the chunk of a failed frame gets `code`, others stay.
+    overrun
+        int32 ``(1,)``: gets `code` if a guard zone is broken. Then any output may be overwritten by a neighbour.
+    chunk
+        int64 ``(n_frames,)``: the chunk of each frame; by default frame f is chunk f.
+    """
+    n_frames = len(out_offset)
+    if n_frames == 0:
+        return
+    launch(
+        kernel_function(_SOURCE, "judge_frames"),
+        -(-n_frames // 64),
+        64,
+        actual_nbytes,
+        statuses,
+        out,
+        np.int64(out.nbytes),
+        device_column(out_offset, (n_frames,)),
+        device_column(out_nbytes, (n_frames,)),
+        skip,
+        None if chunk is None else device_column(chunk, (n_frames,)),
+        np.int64(n_frames),
+        np.int64(guard_nbytes),
+        np.int32(code),
+        problem,
+        np.int64(problem.size),
+        overrun,
+    )

@@ -1,9 +1,9 @@
 """Carrying out a read plan on the device: waves of chunks, each read, decoded and put in place on a stream of its own.
 
 A wave is as many chunks as fit the memory budget. Its encoded bytes are read into one slab of device memory, a few
-bytes of every chunk are checked on the host, one call decodes all, one kernel puts every element in its place. While
-a wave decodes, the next is read: nvCOMP takes as long for one frame as for hundreds, so waves overlap on several
-streams. Nothing is handed out before every status, decoded size and guard zone has been looked at.
+bytes of every chunk are checked on the host, one call decodes all, one kernel puts every element in its place. All of
+that is queued: while a wave decodes, the next is read. Nothing is handed out before every status, decoded size and
+guard zone has been looked at.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +31,6 @@ from xgpuzarr.readers.protocol import MISSING, WHOLE, ObjectRead
 from xgpuzarr.readers.staging import PinnedPool
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor, Future
-
     from numpy.typing import NDArray
 
     from xgpuzarr.execute import Source
@@ -45,15 +41,13 @@ __all__ = ["read_device", "to_device"]
 N_STREAMS = 4
 """Waves in flight: one is read while others decode."""
 
-N_AHEAD = 2
-"""Waves read, or being read, before their work is queued."""
-
-N_WAVES = 5
-"""Waves that a read of middling size is cut into, so that reading hides behind decoding."""
+N_WAVES = 3
+"""Waves that a read of small frames is cut into: the next is read while the last decodes. One wave for all else, as was
+measured: nvCOMP takes as long for hundreds of large frames as for one, and longer for them in several calls at once;
+Blosc waits for its headers, and what it then decodes passes faster than it is read."""
 
 LARGE_FRAME_NBYTES = 512 << 10
-"""From this decoded size on, frames that nvCOMP decodes serially make one wave: it takes as long for hundreds as for
-one, and longer for the same frames in several calls at once."""
+"""From this decoded size on, frames are large."""
 
 MAX_WAVE_DECODED_NBYTES = 4 << 30
 """A larger wave would not decode faster, and its scratch is several times as large."""
@@ -96,15 +90,6 @@ def to_device(array: NDArray[Any]) -> cupy.ndarray:
         return cupy.asarray(array)
     except cupy.cuda.memory.OutOfMemoryError as error:
         raise out_of_memory("the result", array.nbytes) from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Fetching:
-    """A wave whose encoded bytes a thread is reading."""
-
-    rows: NDArray[np.int64]
-    stream: cupy.cuda.Stream
-    done: Future[Fetched | None]
 
 
 class _DeviceRead:
@@ -184,8 +169,8 @@ class _DeviceRead:
         if budget is None:
             free, _ = cupy.cuda.runtime.memGetInfo()
             budget = int(FREE_MEMORY_SHARE * (free + cupy.get_default_memory_pool().free_bytes()))
-        is_serial = compressor is not None and compressor.codec != "blosc" and chunk_nbytes >= LARGE_FRAME_NBYTES
-        share = self.plan.decoded_nbytes // (1 if is_serial else N_WAVES)
+        overlaps = compressor is not None and compressor.codec != "blosc" and chunk_nbytes < LARGE_FRAME_NBYTES
+        share = self.plan.decoded_nbytes // (N_WAVES if overlaps else 1)
         share = min(MAX_WAVE_DECODED_NBYTES, max(MIN_WAVE_DECODED_NBYTES, share))
         n_waves = max(1, self.plan.decoded_nbytes // share)
         # rounded up by a chunk, or the last few chunks would make one more wave
@@ -195,52 +180,30 @@ class _DeviceRead:
     def _run_waves(self, ranges: ByteRanges | None, waves: list[NDArray[np.int64]]) -> None:
         """Start and finish every wave; a wave that meets too little memory is tried again, alone and in halves."""
         todo = deque(waves)
-        with ThreadPoolExecutor(1, thread_name_prefix="xgpuzarr-fetch") as fetcher:
-            ahead: deque[_Fetching] = deque()
-            while todo or ahead:
-                while todo and len(ahead) < N_AHEAD and len(self.in_flight) + len(ahead) < N_STREAMS:
-                    ahead.append(self._fetch_ahead(fetcher, ranges, todo.popleft()))
-                if not ahead:
-                    self._finish_oldest()
-                    continue
-                fetching = ahead.popleft()
-                try:
-                    self._start(fetching)
-                except cupy.cuda.memory.OutOfMemoryError as error:
-                    for other in (fetching, *ahead):
-                        other.done.exception()
-                        other.stream.synchronize()
-                    smaller = self._halves(fetching.rows, error)
-                    todo.extendleft(reversed([*smaller, *(other.rows for other in ahead)]))
-                    ahead.clear()
-                except BaseException:
-                    for other in (fetching, *ahead):  # nothing may write to the output once the error is out
-                        other.done.cancel()
-                        wait([other.done])
-                        other.stream.synchronize()
-                    raise
+        while todo:
+            if len(self.in_flight) == N_STREAMS:
+                self._finish_oldest()
+            rows = todo.popleft()
+            stream = self.streams[self.n_started % N_STREAMS]
+            self.n_started += 1
+            try:
+                self._start(ranges, rows, stream)
+            except cupy.cuda.memory.OutOfMemoryError as error:
+                stream.synchronize()
+                todo.extendleft(reversed(self._halves(rows, error)))
+            except BaseException:
+                stream.synchronize()  # nothing may write to the output once the error is out
+                raise
         while self.in_flight:
             self._finish_oldest()
 
-    def _fetch_ahead(self, fetcher: Executor, ranges: ByteRanges | None, rows: NDArray[np.int64]) -> _Fetching:
-        """Have a thread read the next wave while this one queues the work of the last."""
-        stream = self.streams[self.n_started % N_STREAMS]
-        self.n_started += 1
+    def _start(self, ranges: ByteRanges | None, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> None:
+        """Fetch a wave and queue its work; what was queued before goes on meanwhile."""
         stream.wait_event(self.output.ready)
-        device = cupy.cuda.Device()
-
-        def fetch() -> Fetched | None:
-            with device:
-                return self._fetch(ranges, rows, stream)
-
-        return _Fetching(rows, stream, fetcher.submit(fetch))
-
-    def _start(self, fetching: _Fetching) -> None:
-        """Queue the work of a wave once its encoded bytes are there."""
-        fetched = fetching.done.result()
+        fetched = self._fetch(ranges, rows, stream)
         if fetched is None or not len(fetched.rows):
             return
-        wave = Wave(fetched, self.output, fetching.stream)
+        wave = Wave(fetched, self.output, stream)
         wave.start()
         self.in_flight.append(wave)
 

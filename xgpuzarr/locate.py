@@ -32,7 +32,7 @@ __all__ = ["locate"]
 UNKNOWN_NBYTES = 1 << 62
 """Stands for the size of an object that the store does not tell cheaply: no bound, a read past the end is an error."""
 
-OBJECTS_A_TASK = 16
+OBJECTS_A_TASK = 64
 """Objects whose indexes one task reads: small reads, many of which take as long as starting a task."""
 
 INDEXES_NBYTES = 256 << 20

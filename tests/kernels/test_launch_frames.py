@@ -287,9 +287,7 @@ def test_a_frame_of_another_size_failed(xp: Any) -> None:
 def test_numbers_shared_with_the_source_are_the_same() -> None:
     source = (KERNELS / "frames.cu").read_text()
     numbers = {name: int(number) for name, number in re.findall(r"PROBLEM_(\w+) = (\d+)", source)}
-    assert {name: int(n) for name, n in re.findall(r"PROBLEM_(\w+) = (\d+)", source)} == {
-        p.name: int(p) for p in Problem
-    }
+    assert numbers == {problem.name: int(problem) for problem in Problem}
     match = re.search(r"enum FrameCodec \{([^}]*)\}", source)
     assert match is not None
     assert [name.lower() for name in re.findall(r"FRAME_(\w+)", match[1])] == list(launch_frames.CODECS)

@@ -23,6 +23,7 @@ from zarr.registry import get_pipeline_class
 from xgpuzarr.decoders.checksums import check_on_host
 from xgpuzarr.decoders.filters import refusal, undo
 from xgpuzarr.errors import UnsupportedError
+from xgpuzarr.plan.blosc_header import HEADER_NBYTES, check_chunk, describe
 from xgpuzarr.plan.codec_facts import CHECKSUMS
 from xgpuzarr.plan.frames import zstd_content_nbytes
 
@@ -167,13 +168,9 @@ def _decode_lz4(encoded: memoryview, out: NDArray[np.uint8]) -> str:
 
 
 def _decode_blosc(encoded: memoryview, out: NDArray[np.uint8]) -> str:
-    if len(encoded) < 16:
-        return f"blosc needs a 16-byte header, got {len(encoded)} bytes"
-    content, _, stored = struct.unpack_from("<III", encoded, 4)
-    if content != out.nbytes:
-        return f"blosc header says {content} bytes, the chunk shape needs {out.nbytes}"
-    if stored != len(encoded):  # c-blosc trusts this field, and would read past the end of a shorter object
-        return f"blosc header says {stored} encoded bytes, the object has {len(encoded)}"
+    problem = check_chunk(encoded, out.nbytes)  # c-blosc trusts the header and the offsets, and reads where they point
+    if problem:
+        return describe(problem, bytes(encoded[:HEADER_NBYTES]), nbytes=len(encoded), expected_nbytes=out.nbytes)
     return _run(blosc.decompress, "blosc", encoded, out)
 
 

@@ -31,7 +31,7 @@ __all__ = ["CODECS", "DUMMY_NBYTES", "check_frames", "judge_frames", "point_fram
 _SOURCE = "frames.cu"
 
 CODECS = ("zstd", "lz4", "gzip", "zlib", "deflate", "snappy")
-"""What `check_frames` knows, in the order of ``FrameCodec``. "lz4" is numcodecs' framing, "deflate" and "snappy" raw."""
+"""What `check_frames` knows, in the order of ``FrameCodec``. "lz4" is numcodecs' framing."""
 
 DUMMY_NBYTES = 8
 """Decoded size of the frames that stand in for frames to leave out."""

@@ -15,20 +15,18 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from numpy.typing import NDArray
 
 __all__ = ["HEADER_NBYTES", "BloscHeader", "Problem", "check_chunk", "describe"]
 
 HEADER_NBYTES = 16
 
 _CODECS = ("blosclz", "lz4", "snappy", "zlib", "zstd")
+_UINT32 = struct.Struct("<I")
 _SNAPPY = _CODECS.index("snappy")
 _MEMCPYED, _FUTURE, _ONE_STREAM = 0x02, 0x08, 0x10
 _MAX_SPLITS = 16
@@ -137,7 +135,7 @@ def check_chunk(chunk: bytes | memoryview, expected_nbytes: int) -> Problem:
     problem = next((problem for is_wrong, problem in checks if is_wrong), Problem.NONE)
     if problem or header.is_memcpyed or header.decoded_nbytes == 0:
         return problem
-    return _check_blocks(header, np.frombuffer(chunk, np.uint8))
+    return _check_blocks(header, chunk)
 
 
 def describe(problem: Problem, head: bytes, *, nbytes: int, expected_nbytes: int) -> str:
@@ -184,32 +182,34 @@ def _header_checks(header: BloscHeader, nbytes: int, expected_nbytes: int) -> It
     yield 4 * header.n_blocks + 5 * header.n_streams > nbytes - HEADER_NBYTES, Problem.TABLE
 
 
-def _check_blocks(header: BloscHeader, chunk: NDArray[np.uint8]) -> Problem:
-    """Follow the sizes of all blocks' streams, one split of every block at a time."""
-    table_end = HEADER_NBYTES + 4 * header.n_blocks
-    start = chunk[HEADER_NBYTES:table_end].view("<u4").astype(np.int64)
-    if (start < table_end).any() or (start >= chunk.size).any():
+def _check_blocks(header: BloscHeader, chunk: bytes | memoryview) -> Problem:
+    """Follow the sizes of all streams. Most chunks have so few that a loop costs less than array operations would."""
+    n_blocks, n_splits = header.n_blocks, header.n_splits
+    starts: tuple[int, ...] = struct.unpack_from(f"<{n_blocks}I", chunk, HEADER_NBYTES)
+    if min(starts) < HEADER_NBYTES + 4 * n_blocks or max(starts) >= len(chunk):
         return Problem.BLOCK_OFFSET
-    decoded = np.full(header.n_blocks, header.blocksize // header.n_splits)
-    n_splits = np.full(header.n_blocks, header.n_splits)
-    if leftover := header.decoded_nbytes % header.blocksize:
-        decoded[-1], n_splits[-1] = leftover, 1
-    most = chunk.size if header.codec == _SNAPPY else decoded
-    end = start.copy()
-    for split in range(header.n_splits):
-        going_on = split < n_splits
-        if (end[going_on] + 4 > chunk.size).any():
+    leftover = header.decoded_nbytes % header.blocksize
+    blocks = []
+    for number, start in enumerate(starts, 1):
+        is_leftover = leftover > 0 and number == n_blocks
+        splits, nbytes = (1, leftover) if is_leftover else (n_splits, header.blocksize // n_splits)
+        end = _streams_end(chunk, start, splits, len(chunk) if header.codec == _SNAPPY else nbytes)
+        if end is None:
             return Problem.STREAM_SIZE
-        stored = _uint32_at(chunk, np.where(going_on, end, start))
-        if (going_on & ((stored < 1) | (stored > most) | (end + 4 + stored > chunk.size))).any():
-            return Problem.STREAM_SIZE
-        end = np.where(going_on, end + 4 + stored, end)
-    order = np.argsort(start)
-    return Problem.OVERLAP if (end[order][:-1] > start[order][1:]).any() else Problem.NONE
+        blocks.append((start, end))
+    blocks.sort()
+    overlap = any(end > start for (_, end), (start, _) in pairwise(blocks))
+    return Problem.OVERLAP if overlap else Problem.NONE
 
 
-def _uint32_at(chunk: NDArray[np.uint8], at: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Little-endian uint32 at byte offsets, zeros behind the end of the chunk."""
-    places = at[:, None] + np.arange(4)
-    found = np.where(places < chunk.size, chunk[np.minimum(places, chunk.size - 1)], np.uint8(0))
-    return np.ascontiguousarray(found).view("<u4")[:, 0].astype(np.int64)
+def _streams_end(chunk: bytes | memoryview, start: int, n_streams: int, max_nbytes: int) -> int | None:
+    """Where the streams of the block at `start` end; None if one has a wrong size or runs past the chunk."""
+    end = start
+    for _ in range(n_streams):
+        if end + 4 > len(chunk):
+            return None
+        (stored,) = _UINT32.unpack_from(chunk, end)
+        end += 4 + stored
+        if not 1 <= stored <= max_nbytes or end > len(chunk):
+            return None
+    return end

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xgpuzarr.decoders.host import decode_chunk
+from xgpuzarr.diagnostics import ReadReport, emit
 from xgpuzarr.errors import CorruptChunkError
 from xgpuzarr.locate import locate
 from xgpuzarr.plan.byte_ranges import ByteRanges, coalesce
@@ -43,7 +45,21 @@ def read_host(plan: ReadPlan, source: Source) -> NDArray[Any]:
     out = np.empty(plan.selection.grouped_shape, plan.layout.dtype)
     if out.size == 0:
         return out
-    _HostRead(plan, source, out).run(np.arange(plan.n_chunks))
+    began = time.perf_counter()
+    read = _HostRead(plan, source, out)
+    read.run(np.arange(plan.n_chunks))
+    emit(
+        ReadReport(
+            array=plan.layout.path,
+            route="host",
+            n_chunks=plan.n_chunks,
+            n_missing=plan.n_chunks - len(read.encoded_nbytes),
+            encoded_nbytes=sum(read.encoded_nbytes),
+            decoded_nbytes=len(read.encoded_nbytes) * plan.layout.chunk_nbytes,
+            out_nbytes=plan.out_nbytes,
+            total_s=time.perf_counter() - began,
+        )
+    )
     return out
 
 
@@ -173,6 +189,7 @@ class _HostRead(HostTasks):
         super().__init__(plan, source)
         layout, self.out = plan.layout, out
         self.confirmed = False
+        self.encoded_nbytes: list[int] = []  # appended to by every thread
         self.stored_dtype = self.chain.stored_dtype or layout.dtype
         axes = self.chain.axes(layout.ndim)
         self.stored_shape = tuple(layout.chunk_shape[axis] for axis in axes)
@@ -195,12 +212,15 @@ class _HostRead(HostTasks):
             object_nbytes = reader.read_into(key, memoryview(place))
             if object_nbytes == MISSING:
                 self.fill(row)
-            elif object_nbytes != place.nbytes:
+                continue
+            if object_nbytes != place.nbytes:
                 raise self.corrupt(row, f"object has {object_nbytes} bytes, the chunk shape needs {place.nbytes}")
+            self.encoded_nbytes.append(object_nbytes)
         super().objects(rows[self.slab[rows] < 0])
 
     def place(self, row: int, encoded: memoryview, offset: int | None = None) -> None:
         """Decode one chunk and copy what is wanted of it to the output."""
+        self.encoded_nbytes.append(len(encoded))
         if self.chain.by_zarr:
             try:
                 chunk = self.source.chunk_decoder.decode_array(encoded)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,12 +24,11 @@ import xgpuzarr.decoders.nvcomp
 import xgpuzarr.readers.kvikio
 import xgpuzarr.readers.staging
 from tests.kernels.host_cuda import HostCuda
+from xgpuzarr.decoders.nvcomp import Alignment
 from xgpuzarr.kernels import compile as kernel_compiler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from xgpuzarr.decoders.nvcomp import Alignment
 
 BOUND_TO_CUPY = ("execute_device", "execute_staged", "device_wave", "device_output", "decoders.frames")
 """Modules that import cupy when they are imported."""
@@ -67,6 +67,7 @@ class HostDevice(HostCuda):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
+        self._lock = threading.Lock()
         self.cuda = SimpleNamespace(
             Device=_Device,
             Event=_Event,
@@ -75,6 +76,21 @@ class HostDevice(HostCuda):
             memory=SimpleNamespace(OutOfMemoryError=MemoryError),
             runtime=SimpleNamespace(memGetInfo=lambda: (1 << 30, 1 << 30), CUDARuntimeError=OSError),
         )
+
+    def RawModule(self, **options: Any) -> Any:  # noqa: N802
+        """One kernel at a time: a pipe leads to each module, and zarr-python calls codecs on many threads."""
+        module = super().RawModule(**options)
+
+        def get_function(name: str) -> Any:
+            function = module.get_function(name)
+
+            def one_at_a_time(*arguments: Any) -> None:
+                with self._lock:
+                    function(*arguments)
+
+            return one_at_a_time
+
+        return SimpleNamespace(get_function=get_function)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(np, name)
@@ -184,7 +200,59 @@ def decode_frame(algorithm: str, encoded: bytes, room: int) -> bytes:
         case "gzip":
             assert encoded[3] == 0, "optional fields"
             return zlib.decompressobj(-15).decompress(encoded[10:])
-    raise NotImplementedError(algorithm)
+        case "snappy":  # the size as snappy states it, then something else
+            return zlib.decompress(encoded[len(_varint(room)) :])
+    return zlib.decompress(encoded)  # formats that only nvCOMP knows
+
+
+def encode_frame(algorithm: str, data: bytes) -> bytes:
+    """Encode what `decode_frame` decodes."""
+    match algorithm:
+        case "zstd":
+            return bytes(zstd.compress(data))
+        case "lz4":
+            return bytes(lz4.compress(data))[4:]
+        case "deflate":
+            return zlib.compress(data, wbits=-15)
+        case "snappy":
+            return _varint(len(data)) + zlib.compress(data, 0)
+    return zlib.compress(data)
+
+
+def _varint(number: int) -> bytes:
+    low, rest = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + _varint(rest) if rest else bytes([low])
+
+
+def compress_batch(
+    algorithm: str, src_ptrs: Any, src_nbytes: Any, dst_ptrs: Any, *, max_chunk_nbytes: int, **_: Any
+) -> tuple[Any, Any]:
+    """Stand-in for the function of `xgpuzarr.decoders.nvcomp`."""
+    encoded_nbytes, statuses = np.zeros(len(src_ptrs), np.uint64), np.zeros(len(src_ptrs), np.int32)
+    for row, (source, size, to) in enumerate(
+        zip(src_ptrs.tolist(), src_nbytes.tolist(), dst_ptrs.tolist(), strict=True)
+    ):
+        assert size <= max_chunk_nbytes
+        frame = encode_frame(algorithm, ctypes.string_at(source, size))
+        assert len(frame) <= max_encoded_nbytes(algorithm, size)
+        ctypes.memmove(to, frame, len(frame))
+        encoded_nbytes[row] = len(frame)
+    return encoded_nbytes.view(DeviceArray), statuses.view(DeviceArray)
+
+
+def max_encoded_nbytes(_algorithm: str, chunk_nbytes: int, _options: bytes | None = None) -> int:
+    return 2 * chunk_nbytes + 100
+
+
+def decompressed_nbytes(algorithm: str, src_ptrs: Any, src_nbytes: Any, *, stream: Any) -> Any:
+    """Stand-in for the function of `xgpuzarr.decoders.nvcomp`; 0 for what does not decode."""
+    del stream
+    assert algorithm in ("ans", "bitcomp", "cascaded")
+    sizes = np.zeros(len(src_ptrs), np.uint64)
+    for row, (source, size) in enumerate(zip(src_ptrs.tolist(), src_nbytes.tolist(), strict=True)):
+        with suppress(zlib.error):
+            sizes[row] = len(zlib.decompress(ctypes.string_at(source, size)))
+    return sizes.view(DeviceArray)
 
 
 def decompress_batch(
@@ -215,16 +283,18 @@ def host_device_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ho
 @pytest.fixture
 def host_device(host_device_session: HostDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDevice]:
     """Let ``device="cuda"`` mean the stand-in."""
-    alignment = SimpleNamespace(input=4, output=1, temp=1)
 
-    def decode_alignment(_algorithm: str) -> Alignment:
-        return alignment
+    def aligned(_algorithm: str, _options: bytes | None = None) -> Alignment:
+        return Alignment(input=8, output=8, temp=1)
 
     _forget_modules()
     monkeypatch.setitem(sys.modules, "cupy", host_device_session)
     monkeypatch.setattr(kernel_compiler, "_modules", {})
     monkeypatch.setattr(xgpuzarr.decoders.nvcomp, "decompress_batch", decompress_batch)
-    monkeypatch.setattr(xgpuzarr.decoders.nvcomp, "decode_alignment", decode_alignment)
+    monkeypatch.setattr(xgpuzarr.decoders.nvcomp, "decode_alignment", aligned)
+    monkeypatch.setattr(xgpuzarr.decoders.nvcomp, "encode_alignment", aligned)
+    for function in (compress_batch, decompressed_nbytes, max_encoded_nbytes):
+        monkeypatch.setattr(xgpuzarr.decoders.nvcomp, function.__name__, function)
     monkeypatch.setattr(xgpuzarr.readers.kvikio, "KvikioReader", PlainReader)
     monkeypatch.setattr(xgpuzarr.readers.staging, "PinnedPool", PlainPool)
     yield host_device_session

@@ -16,7 +16,7 @@ from xgpuzarr.decoders.blosc import decode_blosc
 from xgpuzarr.decoders.checksums import NBYTES as CHECKSUM_NBYTES
 from xgpuzarr.decoders.checksums import check_on_device
 from xgpuzarr.decoders.filters import undo
-from xgpuzarr.decoders.frames import GUARD_NBYTES, EncodedFrames, Places
+from xgpuzarr.decoders.frames import GUARD_NBYTES, Places, encoded_frames
 from xgpuzarr.decoders.host import decode_chunk
 from xgpuzarr.errors import CorruptChunkError
 from xgpuzarr.kernels import launch
@@ -28,6 +28,7 @@ from xgpuzarr.pool import run_all
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from xgpuzarr.decoders.frames import EncodedFrames
     from xgpuzarr.device_output import DeviceOutput
     from xgpuzarr.plan.read_plan import ReadPlan
     from xgpuzarr.plan.steps import Step
@@ -174,7 +175,7 @@ class Wave:
     def _decode_frames(self, codec: str) -> tuple[cupy.ndarray, NDArray[np.int64]]:
         """Frames of one algorithm: checked at their ends, then given to nvCOMP."""
         nbytes = self.chain.unfiltered_nbytes
-        batch = EncodedFrames(
+        batch = encoded_frames(
             codec, self.fetched.slab, self.at, self.nbytes, decoded_nbytes=nbytes, status=self.output.status
         )
         for index in np.flatnonzero(frames.is_corrupt(batch.problems))[:1].tolist():

@@ -17,9 +17,10 @@ import numpy as np
 
 from xgpuzarr.decoders.host import decode_chunk
 from xgpuzarr.diagnostics import ReadReport, emit
-from xgpuzarr.errors import CorruptChunkError
+from xgpuzarr.errors import CorruptChunkError, UnsupportedError
 from xgpuzarr.locate import locate
 from xgpuzarr.plan.byte_ranges import ByteRanges, coalesce
+from xgpuzarr.plan.codec_facts import DEVICE_ONLY
 from xgpuzarr.plan.group_chunks import SliceChunks
 from xgpuzarr.plan.selection import AxisSlice
 from xgpuzarr.pool import run_all
@@ -96,11 +97,22 @@ class HostTasks(ABC):
         The read.
     source
         From where.
+
+    Raises
+    ------
+    UnsupportedError
+        The host has no decoder for them.
     """
 
     def __init__(self, plan: ReadPlan, source: Source) -> None:
         self.plan, self.source = plan, source
         self.chain = plan.layout.codec_chain
+        compressor = self.chain.compressor
+        if compressor is not None and compressor.codec in DEVICE_ONLY:
+            raise UnsupportedError(
+                f"array {plan.layout.path!r}: codec {compressor.codec!r} has no decoder on the host; "
+                "open it with device='cuda' and a route other than 'host'"
+            )
 
     @abstractmethod
     def place(self, row: int, encoded: memoryview, offset: int | None = None) -> None:

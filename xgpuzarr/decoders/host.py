@@ -24,7 +24,7 @@ from xgpuzarr.decoders.checksums import check_on_host
 from xgpuzarr.decoders.filters import refusal, undo
 from xgpuzarr.errors import UnsupportedError
 from xgpuzarr.plan.blosc_header import HEADER_NBYTES, check_chunk, describe
-from xgpuzarr.plan.codec_facts import CHECKSUMS
+from xgpuzarr.plan.codec_facts import CHECKSUMS, DEVICE_ONLY
 from xgpuzarr.plan.frames import zstd_content_nbytes
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def decode_into(codec: str, encoded: memoryview, out: NDArray[np.uint8]) -> str:
     Parameters
     ----------
     codec
-        "zstd", "lz4" (numcodecs' framing: the size, then one LZ4 block), "blosc", "gzip" or "zlib".
+        One of `xgpuzarr.plan.codec_facts.COMPRESSORS`; "lz4" and "nvcomp.*" put the decoded size before one block.
     encoded
         Encoded bytes of one chunk, host memory.
     out
@@ -135,6 +135,8 @@ def decode_into(codec: str, encoded: memoryview, out: NDArray[np.uint8]) -> str:
     str
         "" if `out` is filled; otherwise what is wrong with the bytes, and `out` holds nothing of use.
     """
+    if codec in DEVICE_ONLY:
+        return f"codec {codec!r} has no decoder on the host, and the device did not decode it"
     return _DECODERS[codec](encoded, out)
 
 
@@ -202,8 +204,8 @@ def _decode_deflate(encoded: memoryview, out: NDArray[np.uint8], wbits: int) -> 
         out[done : done + len(part)] = np.frombuffer(part, np.uint8)
         done += len(part)
         rest = memoryview(member.unused_data)
-        if wbits == zlib.MAX_WBITS and rest:
-            return f"zlib stream is followed by {len(rest)} stray bytes"
+        if wbits <= zlib.MAX_WBITS and rest:
+            return f"{'zlib' if wbits > 0 else 'deflate'} stream is followed by {len(rest)} stray bytes"
         if not bytes(rest).strip(b"\0"):  # gzip allows zero padding
             break
     if done != out.nbytes:
@@ -219,12 +221,29 @@ def _decode_zlib(encoded: memoryview, out: NDArray[np.uint8]) -> str:
     return _decode_deflate(encoded, out, zlib.MAX_WBITS)
 
 
+def _decode_raw_deflate(encoded: memoryview, out: NDArray[np.uint8]) -> str:
+    return _decode_deflate(encoded, out, -zlib.MAX_WBITS)
+
+
+def _decode_behind_size(
+    decode: Callable[[memoryview, NDArray[np.uint8]], str], encoded: memoryview, out: NDArray[np.uint8]
+) -> str:
+    """Undo a codec behind the decoded size, 4 bytes, little-endian."""
+    content = int.from_bytes(encoded[:4], "little")
+    if len(encoded) < 5 or content != out.nbytes:
+        return f"size prefix says {content} bytes, the chunk shape needs {out.nbytes}"
+    return decode(encoded[4:], out)
+
+
 _DECODERS: dict[str, Callable[[memoryview, NDArray[np.uint8]], str]] = {
     "zstd": _decode_zstd,
     "lz4": _decode_lz4,
     "blosc": _decode_blosc,
     "gzip": _decode_gzip,
     "zlib": _decode_zlib,
+    "nvcomp.deflate": lambda encoded, out: _decode_behind_size(_decode_raw_deflate, encoded, out),
+    "nvcomp.lz4": _decode_lz4,
+    "nvcomp.zstd": lambda encoded, out: _decode_behind_size(_decode_zstd, encoded, out),
 }
 
 

@@ -176,7 +176,7 @@ def _v2_steps(
         steps.append(step)
     steps.append(_serializer(content, content.dtype))
     for full_name, config in codecs:
-        step, content = make_step(_canonical(full_name), config, content, kind="bytes", is_typed=False)
+        step, content = make_step(_canonical(full_name, config), config, content, kind="bytes", is_typed=False)
         steps.append(step)
     return tuple(steps)
 
@@ -186,7 +186,7 @@ def _v3_steps(codecs: Sequence[tuple[str, Mapping[str, Any]]], content: Content)
     steps: list[Step] = []
     kind: Kind = "array"
     for full_name, config in codecs:
-        name = _canonical(full_name)
+        name = _canonical(full_name, config)
         if name == "bytes":
             endian: Literal["big", "little", "="] = config.get("endian") or "="
             steps.append(_serializer(content, content.dtype.newbyteorder(endian)))
@@ -206,9 +206,16 @@ def _serializer(content: Content, stored: np.dtype[Any]) -> Step:
     return Step("bytes", config, "serializer", content.nbytes, content.nbytes, reason, by_zarr=is_object)
 
 
-def _canonical(name: str) -> str:
-    """Drop the prefixes under which the two formats register one codec."""
-    return {"endian": "bytes"}.get(name, name.removeprefix("numcodecs.").removeprefix("https://codec.zarr.dev/"))
+def _canonical(name: str, config: Mapping[str, Any]) -> str:
+    """Drop the prefixes under which the two formats, and their implementations, register one codec."""
+    if name == "nvcomp_batch":  # KvikIO's codec for Zarr v2
+        return f"nvcomp.{str(config.get('algorithm')).lower()}"
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    return {"endian": "bytes"}.get(name, name)
+
+
+_PREFIXES = ("numcodecs.", "https://codec.zarr.dev/", "zarrs.", "https://codec.zarrs.dev/bytes_to_bytes/")
 
 
 def _at_most_one_compressor(steps: tuple[Step, ...]) -> tuple[Step, ...]:

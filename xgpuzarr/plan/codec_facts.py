@@ -19,10 +19,18 @@ from xgpuzarr.plan.steps import Content, Kind, Step
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["CHECKSUMS", "COMPRESSORS", "ROUNDINGS", "make_step"]
+__all__ = ["CHECKSUMS", "COMPRESSORS", "DEVICE_ONLY", "NVCOMP_ALGORITHMS", "ROUNDINGS", "make_step"]
 
-COMPRESSORS = frozenset({"zstd", "lz4", "gzip", "zlib", "blosc"})
-"""Compressors with a decoder on the device, and one on the host that fills a given buffer."""
+NVCOMP_ALGORITHMS = frozenset({"ans", "bitcomp", "cascaded", "deflate", "gdeflate", "lz4", "snappy", "zstd"})
+"""What the codecs ``nvcomp.*``, and KvikIO's ``nvcomp_batch`` of Zarr v2, may name."""
+
+COMPRESSORS = frozenset(
+    {"zstd", "lz4", "gzip", "zlib", "blosc", "gdeflate", *(f"nvcomp.{name}" for name in NVCOMP_ALGORITHMS)}
+)
+"""Compressors with a decoder on the device."""
+
+DEVICE_ONLY = frozenset({"gdeflate", *(f"nvcomp.{name}" for name in NVCOMP_ALGORITHMS - {"lz4", "zstd", "deflate"})})
+"""Compressors without a decoder on the host."""
 
 CHECKSUMS = {"crc32": "start", "adler32": "start", "crc32c": "end", "fletcher32": "end"}
 """Checksums that the device verifies, and where each stands if its configuration does not say."""

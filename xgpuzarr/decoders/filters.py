@@ -113,7 +113,7 @@ def _undo_bitround(_config: Mapping[str, Any], batch: Array, _xp: Any) -> tuple[
 def _undo_packbits(config: Mapping[str, Any], batch: Array, xp: Any) -> tuple[Array, Array]:
     n_elements = config["n_elements"]
     is_bad = batch[:, 0] != -n_elements % 8
-    bits = batch[:, 1:, None] >> xp.arange(7, -1, -1, dtype=np.uint8) & np.uint8(1)
+    bits = batch[:, 1:, None] >> xp.arange(8, dtype=np.uint8)[::-1] & np.uint8(1)
     return xp.ascontiguousarray(bits.reshape(len(batch), -1)[:, :n_elements]), is_bad
 
 

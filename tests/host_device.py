@@ -30,7 +30,14 @@ from xgpuzarr.kernels import compile as kernel_compiler
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BOUND_TO_CUPY = ("execute_device", "execute_staged", "device_wave", "device_output", "decoders.frames")
+BOUND_TO_CUPY = (
+    "execute_device",
+    "execute_staged",
+    "device_wave",
+    "device_output",
+    "decoders.frames",
+    "decoders.opaque_frames",
+)
 """Modules that import cupy when they are imported."""
 
 

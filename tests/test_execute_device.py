@@ -5,6 +5,8 @@ Without a device they run on `tests.host_device`, their kernels under the saniti
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import numcodecs
@@ -16,6 +18,7 @@ from zarr.codecs import BytesCodec, GzipCodec, TransposeCodec, ZstdCodec
 import xgpuzarr
 from tests.codec_cases import CASES, CHUNKS, DAMAGE, SHAPE, damage
 from tests.host_device import host_device, host_device_session  # noqa: F401  # fixtures
+from tests.zstd_writer import skippable_frame, zstd_frame
 from xgpuzarr.diagnostics import collect
 from xgpuzarr.errors import CorruptChunkError
 from xgpuzarr.options import ReadOptions
@@ -217,18 +220,53 @@ def test_memory_store() -> None:
             np.testing.assert_array_equal(got[key].get(), values[key])
 
 
-def test_frames_the_device_does_not_take_go_to_the_host(tmp_path: Path) -> None:
+def _rewrite(path: Path, rewrite: Any, compressors: Any) -> np.ndarray[Any, Any]:
+    """Write an array of which every chunk is encoded by another writer."""
     values = _values("<i4")
     array = zarr.create_array(
-        tmp_path / "a", shape=SHAPE, chunks=CHUNKS, dtype="i4", zarr_format=2, compressors=numcodecs.Zstd()
+        path, shape=SHAPE, chunks=CHUNKS, dtype="i4", zarr_format=2, compressors=compressors, fill_value=None
     )
     array[:] = values
+    for chunk in path.glob("[0-9]*"):
+        chunk.write_bytes(rewrite(bytes(compressors.decode(chunk.read_bytes()))))
+    return values
+
+
+ZSTD, GZIP = numcodecs.Zstd(), numcodecs.GZip()
+
+
+OTHER_WRITERS = {
+    "zstd-no-size": (ZSTD, lambda data: zstd_frame(data, window_log=18, size_nbytes=0), False),
+    "zstd-no-size-checksum": (ZSTD, lambda data: zstd_frame(data, window_log=18, size_nbytes=0, checksum=True), False),
+    "zstd-trailing-skippable": (ZSTD, lambda data: zstd_frame(data) + skippable_frame(b"note"), False),
+    "zstd-leading-skippable": (ZSTD, lambda data: skippable_frame(b"note") + zstd_frame(data), True),
+    "zstd-frames": (ZSTD, lambda data: zstd_frame(data[:999]) + zstd_frame(data[999:]), True),
+    "zstd-dictionary": (ZSTD, lambda data: zstd_frame(data, dictionary_id=(0, 1)), True),
+    "gzip-members": (GZIP, lambda data: gzip.compress(data[:999]) + gzip.compress(data[999:]), True),
+    "gzip-padding": (GZIP, lambda data: gzip.compress(data) + bytes(9), True),
+    "zlib-9": (numcodecs.Zlib(), lambda data: zlib.compress(data, 9), False),
+}
+
+
+@pytest.mark.parametrize(("compressor", "rewrite", "on_host"), OTHER_WRITERS.values(), ids=OTHER_WRITERS)
+def test_frames_of_other_writers(tmp_path: Path, compressor: Any, rewrite: Any, on_host: bool) -> None:
+    values = _rewrite(tmp_path / "a", rewrite, compressor)
+    array = xgpuzarr.open_array(tmp_path / "a", device="cuda", options=ReadOptions(route="device"))
+    for key in (..., np.s_[4:8, :, :16], np.s_[::-1, 5:]):
+        with collect() as reports:
+            np.testing.assert_array_equal(array[key].get(), values[key])
+        assert [report.n_host_chunks for report in reports] == [reports[0].n_chunks if on_host else 0]
+
+
+def test_one_odd_frame_among_many_goes_to_the_host(tmp_path: Path) -> None:
+    values = _rewrite(tmp_path / "a", zstd_frame, ZSTD)
     chunk = tmp_path / "a" / "1.0.1"
-    chunk.write_bytes(b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip" + chunk.read_bytes())  # a skippable frame first
-    with collect() as reports:
-        got = xgpuzarr.open_array(tmp_path / "a", device="cuda")[:]
-    np.testing.assert_array_equal(got.get(), values)
-    assert [report.n_host_chunks for report in reports] == [1]
+    data = bytes(ZSTD.decode(chunk.read_bytes()))
+    for odd in (zstd_frame(data, window_log=18, size_nbytes=0), zstd_frame(data[:99]) + zstd_frame(data[99:])):
+        chunk.write_bytes(odd)
+        with collect() as reports:
+            np.testing.assert_array_equal(xgpuzarr.open_array(tmp_path / "a", device="cuda")[:].get(), values)
+        assert [report.n_host_chunks for report in reports] == [1]
 
 
 @pytest.mark.parametrize("compressor", [c for c in COMPRESSORS[2] if c != "none"] + ["none"])

@@ -248,18 +248,17 @@ def _decode_on_device(codec: str, encoded: NDArray[np.uint8], decoded: NDArray[n
     """Fill `decoded` by way of the current device; "", or what is wrong."""
     import cupy
 
-    from xgpuzarr.decoders.frames import GUARD_NBYTES, Places, encoded_frames
+    from xgpuzarr.decoders.frames import GUARD_NBYTES, Places
+    from xgpuzarr.decoders.opaque_frames import encoded_frames
     from xgpuzarr.kernels import launch
 
     status, start = launch.new_status(), np.zeros(1, np.int64)
     slab, nbytes = cupy.asarray(encoded), np.array([encoded.nbytes])
     batch = encoded_frames(codec, slab, start, nbytes, decoded_nbytes=decoded.nbytes, status=status)
-    if batch.problems.any():
-        return batch.describe(0)
-    out = cupy.empty(-(-decoded.nbytes // 16) * 16 + GUARD_NBYTES, np.uint8)
-    batch.decode(np.arange(1), Places(out, out, np.zeros(1, np.bool_), start))
+    out = cupy.empty(batch.room_nbytes + GUARD_NBYTES, np.uint8)
+    batch.decode(Places(out, out, np.zeros(1, np.bool_), start))
     launch.check_status(status, f"codec {codec!r}")
     if len(batch.suspects()):
-        return f"codec {codec!r}: the device cannot decode these bytes"
+        return batch.describe(0)
     decoded[:] = out[: decoded.nbytes].get()
     return ""

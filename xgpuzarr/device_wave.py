@@ -1,7 +1,7 @@
 """One wave of chunks on the device: checked, decoded, filtered, placed; looked at again once its stream has passed.
 
-What the device decoder does not take (a zstd frame without its size, several frames, odd gzip headers), and whatever
-it fails on, is decoded on the host instead, which also tells a corrupt chunk from an unusual one.
+What the device decoder does not take (several frames in a chunk, a dictionary), and whatever it fails on, is decoded on
+the host instead, which also tells a corrupt chunk from an unusual one.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from xgpuzarr.decoders.blosc import decode_blosc
 from xgpuzarr.decoders.checksums import NBYTES as CHECKSUM_NBYTES
 from xgpuzarr.decoders.checksums import check_on_device
 from xgpuzarr.decoders.filters import undo
-from xgpuzarr.decoders.frames import GUARD_NBYTES, Places, encoded_frames
+from xgpuzarr.decoders.frames import GUARD_NBYTES, Places
 from xgpuzarr.decoders.host import decode_chunk
+from xgpuzarr.decoders.opaque_frames import encoded_frames
 from xgpuzarr.errors import CorruptChunkError
 from xgpuzarr.kernels import launch
 from xgpuzarr.options import usable_cpus
-from xgpuzarr.plan import frames
-from xgpuzarr.plan.codec_facts import CHECKSUMS
+from xgpuzarr.plan.codec_facts import CHECKSUMS, DEVICE_ONLY
 from xgpuzarr.pool import run_all
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from xgpuzarr.decoders.frames import EncodedFrames
+    from xgpuzarr.decoders.opaque_frames import OpaqueFrames
     from xgpuzarr.device_output import DeviceOutput
     from xgpuzarr.plan.read_plan import ReadPlan
     from xgpuzarr.plan.steps import Step
@@ -86,26 +87,24 @@ class Wave:
         # chunks that are one piece of the output are decoded there, the others in scratch
         self.slab_at = output.slab[fetched.rows]
         self.is_direct = self.slab_at >= 0
-        self.on_host = np.zeros(len(fetched.rows), np.bool_)
-        self._frames: EncodedFrames | None = None
+        self._frames: EncodedFrames | OpaqueFrames | None = None
         self._flags: list[cupy.ndarray] = []
 
     def start(self) -> None:
-        """Queue everything; waits only for the few bytes of each chunk that are checked on the host."""
+        """Queue everything; waits at most for what a decoder must know of the chunks first."""
         with self.stream:
-            self._check_encoded()
+            skip = self._check_encoded()
             if self.chain.compressor is None:
                 scratch, at = self._take_plain()
             elif self.chain.compressor.codec == "blosc":
-                scratch, at = self._decode_blosc()
+                scratch, at = self._decode_blosc(skip)
             else:
-                scratch, at = self._decode_frames(self.chain.compressor.codec)
+                scratch, at = self._decode_frames(self.chain.compressor.codec, skip)
             if self.chain.filters:
                 scratch, at = self._undo_filters(scratch, at)
-            placed = np.flatnonzero(~self.is_direct & ~self.on_host)
+            placed = np.flatnonzero(~self.is_direct)
             if len(placed):
                 self.output.place(scratch, self.fetched.rows[placed], at[placed])
-            self._decode_on_host(np.flatnonzero(self.on_host))
             self._done.record(self.stream)
 
     def finish(self) -> None:
@@ -117,13 +116,14 @@ class Wave:
             A chunk does not decode on the host either.
         """
         self._done.synchronize()
-        is_suspect = np.zeros(len(self.on_host), np.bool_)
+        is_suspect = np.zeros(len(self.at), np.bool_)
         for flags in self._flags:
             is_suspect |= flags.get() != 0
         if self._frames is not None:
             is_suspect[self._frames.suspects()] = True
-        suspects = np.flatnonzero(is_suspect & ~self.on_host)
+        suspects = np.flatnonzero(is_suspect)
         if len(suspects):
+            self._refuse(int(suspects[0]))
             with self.stream:
                 self._decode_on_host(suspects)
             self.stream.synchronize()
@@ -136,14 +136,24 @@ class Wave:
         """What the host finds wrong with an encoded chunk; "" if it decodes."""
         return decode_chunk(self.chain, encoded, np.empty(self.plan.layout.chunk_nbytes, np.uint8))
 
-    def _check_encoded(self) -> None:
-        """Look at the checksums of the encoded bytes before a decoder sees these."""
+    def _check_encoded(self) -> cupy.ndarray | None:
+        """Look at the checksums of the encoded bytes before a decoder sees these; bool, which chunks it should skip."""
+        skip = None
         for step in self.chain.checks:
             for index in np.flatnonzero(self.nbytes < CHECKSUM_NBYTES)[:1].tolist():
                 raise self._corrupt(index, f"{self.nbytes[index]} bytes have no room for a {step.codec} checksum")
             slab, status = self.fetched.slab, self.output.status
             self.at, self.nbytes, is_bad = check_on_device(step, slab, self.at, self.nbytes, status=status)
-            self.on_host |= is_bad.get()
+            skip = is_bad if skip is None else skip | is_bad
+        if skip is not None:
+            self._flags.append(skip)
+        return skip
+
+    def _refuse(self, index: int) -> None:
+        """Name a chunk that the device did not decode, where the host has no decoder to look again with."""
+        compressor = self.chain.compressor
+        if self._frames is not None and compressor is not None and compressor.codec in DEVICE_ONLY:
+            raise self._corrupt(index, self._frames.describe(index))
 
     def _take_plain(self) -> tuple[cupy.ndarray, NDArray[np.int64]]:
         """Chunks that are stored as they are, or with filters only."""
@@ -153,8 +163,10 @@ class Wave:
         self.is_direct[:] = False  # they lie in the slab
         return self.fetched.slab, self.at
 
-    def _decode_blosc(self) -> tuple[cupy.ndarray, NDArray[np.int64]]:
+    def _decode_blosc(self, skip: cupy.ndarray | None) -> tuple[cupy.ndarray, NDArray[np.int64]]:
         """Blosc checks itself: no stream leaves its place, and a problem is noted for each chunk."""
+        for index in np.flatnonzero(skip.get())[:1].tolist() if skip is not None else ():
+            raise self._corrupt(index, self.problem_on_host(self._encoded(index)))
         n, nbytes = len(self.at), self.chain.unfiltered_nbytes
         out, at = self.output.memory, self.slab_at
         if not self.is_direct.all():
@@ -172,20 +184,22 @@ class Wave:
         self._flags.append(problem)
         return out, at
 
-    def _decode_frames(self, codec: str) -> tuple[cupy.ndarray, NDArray[np.int64]]:
-        """Frames of one algorithm: checked at their ends, then given to nvCOMP."""
-        nbytes = self.chain.unfiltered_nbytes
-        batch = encoded_frames(
-            codec, self.fetched.slab, self.at, self.nbytes, decoded_nbytes=nbytes, status=self.output.status
+    def _decode_frames(self, codec: str, skip: cupy.ndarray | None) -> tuple[cupy.ndarray, NDArray[np.int64]]:
+        """Frames of one algorithm, by nvCOMP."""
+        self._frames = encoded_frames(
+            codec,
+            self.fetched.slab,
+            self.at,
+            self.nbytes,
+            decoded_nbytes=self.chain.unfiltered_nbytes,
+            status=self.output.status,
         )
-        for index in np.flatnonzero(frames.is_corrupt(batch.problems))[:1].tolist():
-            raise self._corrupt(index, batch.describe(index))
-        self.on_host |= frames.needs_host(batch.problems)
-        room = -(-nbytes // 16) * 16 + GUARD_NBYTES
-        at = np.where(self.is_direct, self.slab_at, (np.cumsum(~self.is_direct) - 1) * room)
-        scratch = cupy.empty(int(np.count_nonzero(~self.is_direct)) * room, np.uint8)
-        batch.decode(np.flatnonzero(~self.on_host), Places(self.output.memory, scratch, self.is_direct, at))
-        self._frames = batch
+        if self._frames.room_nbytes > self.chain.unfiltered_nbytes:
+            self.is_direct[:] = False  # there is no room behind a chunk in the output
+        stride = -(-self._frames.room_nbytes // 16) * 16 + GUARD_NBYTES
+        at = np.where(self.is_direct, self.slab_at, (np.cumsum(~self.is_direct) - 1) * stride)
+        scratch = cupy.empty(int(np.count_nonzero(~self.is_direct)) * stride, np.uint8)
+        self._frames.decode(Places(self.output.memory, scratch, self.is_direct, at), skip)
         return scratch, at
 
     def _undo_filters(self, scratch: cupy.ndarray, at: NDArray[np.int64]) -> tuple[cupy.ndarray, NDArray[np.int64]]:
@@ -236,15 +250,19 @@ class Wave:
                 self.output.place(batch, rows, np.arange(len(others), dtype=np.int64) * nbytes)
 
     def _decode_into(self, index: NDArray[np.int64], decoded: NDArray[np.uint8]) -> None:
-        fetched = self.fetched
-        encoded = [fetched.slab[int(fetched.at[i]) : int(fetched.at[i] + fetched.nbytes[i])].get() for i in index]
+        encoded = [self._encoded(i) for i in index.tolist()]
 
         def decode(number: int) -> None:
-            problem = decode_chunk(self.chain, memoryview(encoded[number]), decoded[number])
+            problem = decode_chunk(self.chain, encoded[number], decoded[number])
             if problem:
                 raise self._corrupt(int(index[number]), problem)
 
         run_all(decode, range(len(index)), usable_cpus())
+
+    def _encoded(self, index: int) -> memoryview:
+        """Encoded bytes of one chunk, in host memory."""
+        start, nbytes = int(self.fetched.at[index]), int(self.fetched.nbytes[index])
+        return memoryview(self.fetched.slab[start : start + nbytes].get())
 
     def _corrupt(self, index: int, problem: str) -> CorruptChunkError:
         fetched = self.fetched

@@ -1,9 +1,11 @@
 """How does a batch of frames of one algorithm become decoded bytes on the device, with nothing taken on trust?
 
-1. The first and last bytes of every chunk are looked at on the host (`xgpuzarr.plan.frames`).
-2. nvCOMP decodes the sound ones, each to its place, with a guard zone behind it where there is room for one.
-3. Checksums of the content, which nvCOMP does not look at, are compared with what the frames state.
-4. Once the stream has passed, every status, size, guard zone and checksum is looked at: `EncodedFrames.suspects`.
+1. A kernel checks every chunk, and finds what its frame states and where it ends (`xgpuzarr.kernels.launch_frames`).
+2. nvCOMP decodes, each frame to its place; a dummy stands in for what is not sound.
+3. Sizes, statuses, guard zones and the checksums of the content, which nvCOMP does not look at, are judged by kernels.
+4. Once the stream has passed, the host asks which chunks to look at again: `EncodedFrames.suspects`.
+
+Nothing before that waits for the device, but for a look at the first zstd frame: does this writer state sizes?
 """
 
 from __future__ import annotations
@@ -15,22 +17,25 @@ import cupy
 import numpy as np
 
 from xgpuzarr.decoders import nvcomp
-from xgpuzarr.kernels import launch, launch_checksums
-from xgpuzarr.plan import frames, gdeflate
-from xgpuzarr.plan.zstd import ZstdHeaders
+from xgpuzarr.kernels import launch, launch_checksums, launch_frames
+from xgpuzarr.plan.frames import Problem
+from xgpuzarr.plan.zstd import MAX_BLOCK_NBYTES, MAX_HEADER_NBYTES, ZstdHeaders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-__all__ = ["GUARD_NBYTES", "EncodedFrames", "Places", "encoded_frames"]
+__all__ = ["FRAMING", "GUARD_NBYTES", "EncodedFrames", "Framing", "Places", "aligned"]
 
 GUARD_NBYTES = 256
 """Bytes behind each decoded chunk, or behind the result, that a sound decoder leaves alone."""
 
 PREFIX_NBYTES = 4
 """The decoded size, little-endian, before each chunk of numcodecs' LZ4 and of the ``nvcomp`` codecs."""
+
+NOT_DECODED = 255
+"""In the place of a `Problem`: the device decoded something else than it should have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,11 @@ class Framing:
     behind: int = 0
     check: str = ""
     check_at: int = 0
+
+    @property
+    def has_prefix(self) -> bool:
+        """True if the decoded size stands before the chunk."""
+        return self.before == PREFIX_NBYTES
 
 
 FRAMING: dict[str, Framing] = {
@@ -78,7 +88,7 @@ class Places:
     Attributes
     ----------
     result, scratch
-        uint8, 1-D, on the device. Behind each chunk in `scratch` are `GUARD_NBYTES` bytes of room.
+        uint8, 1-D, on the device. Behind the room of each chunk in `scratch` are `GUARD_NBYTES` bytes.
     in_result
         bool, shape (n,): which of the two each chunk goes to.
     offset
@@ -90,36 +100,11 @@ class Places:
     in_result: NDArray[np.bool_]
     offset: NDArray[np.int64]
 
-    def addresses(self, index: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Device addresses of some chunks."""
-        base = np.where(self.in_result[index], self.result.data.ptr, self.scratch.data.ptr)
-        addresses: NDArray[np.uint64] = (base + self.offset[index]).astype(np.uint64)
-        return addresses
-
-    def parts(self, index: NDArray[np.int64]) -> Iterator[tuple[cupy.ndarray, NDArray[np.int64]]]:
-        """Each buffer with those of some chunks that lie in it."""
-        for buffer, mine in ((self.result, self.in_result[index]), (self.scratch, ~self.in_result[index])):
+    def parts(self) -> Iterator[tuple[cupy.ndarray, NDArray[np.int64], int]]:
+        """Each buffer with the chunks that lie in it, and the bytes of the guard zone behind each of them."""
+        for buffer, mine, guard in ((self.result, self.in_result, 0), (self.scratch, ~self.in_result, GUARD_NBYTES)):
             if mine.any():
-                yield buffer, index[mine]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Batch:
-    """One call of nvCOMP, a row a frame: its source, kept until the stream has passed, the chunk that each frame is of,
-    chunks that were left out, and the room and the outcome of each frame.
-    """
-
-    source: cupy.ndarray
-    chunk: NDArray[np.int64]
-    unfit: NDArray[np.int64]
-    room: NDArray[np.int64]
-    actual: cupy.ndarray
-    statuses: cupy.ndarray
-
-    def suspects(self) -> NDArray[np.int64]:
-        """Chunks that were left out or failed; valid once the stream has passed."""
-        failed = (self.statuses.get() != 0) | (self.actual.get() != self.room)
-        return np.concatenate([self.unfit, self.chunk[failed]])
+                yield buffer, np.flatnonzero(mine), guard
 
 
 class EncodedFrames:
@@ -128,7 +113,7 @@ class EncodedFrames:
     Parameters
     ----------
     codec
-        A key of `FRAMING`.
+        A key of `FRAMING` whose format is known here.
     slab
         uint8, 1-D, on the device: holds the chunks.
     at, nbytes
@@ -140,8 +125,8 @@ class EncodedFrames:
 
     Attributes
     ----------
-    problems
-        uint8, shape (n,), host memory: a `xgpuzarr.plan.frames.Problem` for each chunk.
+    room_nbytes
+        Bytes that each chunk needs at its place; more than `decoded_nbytes` where frames do not state their size.
     """
 
     def __init__(
@@ -156,185 +141,165 @@ class EncodedFrames:
     ) -> None:
         self.codec, self.slab, self.at, self.nbytes = codec, slab, at, nbytes
         self.decoded_nbytes, self.status = decoded_nbytes, status
-        self._index = np.empty(0, np.int64)
-        self._batches: list[_Batch] = []
-        self._broken = cupy.zeros(0, np.int32)
-        self._differs: list[tuple[NDArray[np.int64], cupy.ndarray]] = []
-        self.problems = self._look()
+        self.framing = FRAMING[codec]
+        self.room_nbytes = decoded_nbytes
+        if self.framing.check == "zstd" and not self._states_sizes():
+            self.room_nbytes = -(-decoded_nbytes // MAX_BLOCK_NBYTES) * MAX_BLOCK_NBYTES
 
-    def describe(self, index: int) -> str:
-        """Text of the problem of a chunk."""
-        problem, framing = frames.Problem(int(self.problems[index])), FRAMING[self.codec]
-        is_inside = framing.check and not self._is_prefix_wrong[index]
-        codec, start = (framing.check, framing.check_at) if is_inside else (self.codec, 0)
-        head = self._heads[index, start : start + frames.HEAD_NBYTES]
-        nbytes = int(self.nbytes[index])
-        return frames.describe(problem, codec, head, nbytes=nbytes, expected_nbytes=self.decoded_nbytes)
+    def decode(self, places: Places, skip: cupy.ndarray | None = None) -> None:
+        """Queue the decoding of all chunks, and the checks of what comes out.
 
-    def decode(self, index: NDArray[np.int64], places: Places) -> None:
-        """Queue the decoding of some chunks, which have no problem, and the checks of what comes out."""
-        self._index = index
-        if not len(index):
-            return
-        guard_at = places.offset[~places.in_result] + self.decoded_nbytes
-        launch.write_guards(places.scratch, guard_at, GUARD_NBYTES, status=self.status)
-        self._decode_frames(index, places)
-        self._broken = launch.check_guards(places.scratch, guard_at, GUARD_NBYTES)
-        self._compare_checksums(index, places)
+        Parameters
+        ----------
+        skip
+            bool, shape (n,), on the device: chunks that are known to be damaged.
+        """
+        self._problem = self._check() if skip is None else cupy.where(skip, np.int32(NOT_DECODED), self._check())
+        self._overrun = cupy.zeros(1, np.int32)
+        source, at, nbytes = self._source()
+        parts = list(places.parts())
+        pointed = [
+            launch_frames.point_frames(
+                self.framing.algorithm,
+                source,
+                at[mine],
+                nbytes[mine],
+                out=buffer,
+                out_offset=places.offset[mine],
+                out_nbytes=np.full(len(mine), self.room_nbytes),
+                skip=self._problem[cupy.asarray(mine)],
+                guard_nbytes=guard,
+                status=self.status,
+            )
+            for buffer, mine, guard in parts
+        ]
+        self._source_and_dummies = source, pointed  # until the stream has passed
+        actual, statuses = nvcomp.decompress_batch(
+            self.framing.algorithm,
+            *cupy.concatenate([columns for columns, _ in pointed], axis=1),
+            max_chunk_nbytes=self.room_nbytes,
+            total_nbytes=self.room_nbytes * len(at),
+            stream=cupy.cuda.get_current_stream(),
+        )
+        start = 0
+        for buffer, mine, guard in parts:
+            own = slice(start, start + len(mine))
+            self._judge(actual[own], statuses[own], buffer, mine, places.offset[mine], guard)
+            start = own.stop
 
     def suspects(self) -> NDArray[np.int64]:
-        """Chunks that were not decoded as they should; valid once the stream has passed."""
-        suspects = [index[differs.get()] for index, differs in self._differs]
-        suspects += [batch.suspects() for batch in self._batches]
-        if self._broken.get().any():
-            suspects.append(self._index)  # whatever was overrun may be a neighbour
-        return np.unique(np.concatenate([np.empty(0, np.int64), *suspects]))
+        """Chunks that are not sound, or were not decoded as they should; valid once the stream has passed."""
+        problem, overrun = self._problem.get(), self._overrun.get()
+        # whatever was overrun may be a neighbour
+        return np.arange(len(problem)) if overrun[0] else np.flatnonzero(problem)
 
-    def _look(self) -> NDArray[np.uint8]:
-        """Look at the first and last bytes of every chunk; waits for the stream."""
-        framing = FRAMING[self.codec]
-        self._heads = self._bytes_at(self.at, self.nbytes, PREFIX_NBYTES + frames.HEAD_NBYTES)
-        tail = np.minimum(self.nbytes, frames.TAIL_NBYTES)
-        self._tails = self._bytes_at(self.at + self.nbytes - tail, tail, frames.TAIL_NBYTES, at_end=True)
-        problems = np.zeros(len(self.at), np.uint8)
-        if framing.check:
-            heads = self._heads[:, framing.check_at : framing.check_at + frames.HEAD_NBYTES]
-            nbytes = self.nbytes - framing.check_at
-            problems = frames.check_frames(framing.check, heads, self._tails, nbytes, self.decoded_nbytes)
-        stated = self._heads[:, :PREFIX_NBYTES].copy().view("<u4")[:, 0]
-        self._is_prefix_wrong = np.full(len(stated), framing.before == PREFIX_NBYTES) & (stated != self.decoded_nbytes)
-        problems[self._is_prefix_wrong] = frames.Problem.SIZE
-        problems[self.nbytes <= framing.before + framing.behind] = frames.Problem.TOO_SHORT
-        return problems
+    def describe(self, _index: int) -> str:
+        """Say that the device did not decode a chunk."""
+        return f"codec {self.codec!r}: the device does not decode these bytes"
 
-    def _bytes_at(
-        self, at: NDArray[np.int64], nbytes: NDArray[np.int64], width: int, *, at_end: bool = False
-    ) -> NDArray[np.uint8]:
-        """Up to `width` bytes of every chunk in host memory; zeros fill a row, before them if `at_end`."""
-        n = len(at)
-        rows = cupy.zeros((n, width), np.uint8)
-        count = np.minimum(nbytes, width)
-        row_at = np.arange(n, dtype=np.int64) * width
-        launch.copy_bytes(
+    def _states_sizes(self) -> bool:
+        """Say whether the first frame states its decoded size, as all of its writer's do then; waits for the stream."""
+        start = int(self.at[0]) + self.framing.check_at
+        head = self.slab[start : start + MAX_HEADER_NBYTES].get()
+        heads = np.pad(head, (0, MAX_HEADER_NBYTES - len(head)))[None]
+        return bool(ZstdHeaders.parse(heads).has_content_size[0])
+
+    def _check(self) -> cupy.ndarray:
+        """A `Problem` for each chunk, int32."""
+        framing = self.framing
+        nbytes = np.maximum(self.nbytes - framing.check_at, 0)
+        problem = launch_frames.check_frames(
+            framing.check,
             self.slab,
-            rows.reshape(-1),
-            source_offset=at,
-            out_offset=row_at + width - count if at_end else row_at,
-            nbytes=count,
-            mean_nbytes=width,
-            status=self.status,
+            self.at + framing.check_at,
+            nbytes,
+            expected_nbytes=self.decoded_nbytes,
+            room_nbytes=self.room_nbytes,
         )
-        host: NDArray[np.uint8] = rows.get()
-        return host
+        if framing.has_prefix:
+            stated = self._words(self.at, np.uint32)
+            problem = cupy.where(stated == self.decoded_nbytes, problem, np.int32(Problem.SIZE))
+        is_short = self.nbytes <= framing.before + framing.behind
+        return cupy.where(cupy.asarray(is_short), np.int32(Problem.TOO_SHORT), problem)
 
-    def _decode_frames(self, index: NDArray[np.int64], places: Places) -> None:
-        framing = FRAMING[self.codec]
-        at = self.at[index] + framing.before
-        nbytes = self.nbytes[index] - framing.before - framing.behind
-        room = np.full(len(index), self.decoded_nbytes)
-        self._batches.append(self._queue(framing.algorithm, index, at, nbytes, places.addresses(index), room))
+    def _words(self, at: NDArray[np.int64], dtype: type[np.generic], *, big_endian: bool = False) -> cupy.ndarray:
+        """One number of each chunk; what lies outside the slab is taken from its edge."""
+        index = cupy.asarray(at)[:, None] + cupy.arange(np.dtype(dtype).itemsize)
+        index = cupy.ascontiguousarray(index[:, ::-1]) if big_endian else index
+        return self.slab[cupy.clip(index, 0, self.slab.size - 1)].view(dtype)[:, 0]
 
-    def _queue(
+    def _source(self) -> tuple[cupy.ndarray, NDArray[np.int64], NDArray[np.int64]]:
+        """Buffer, offsets and sizes of what nvCOMP takes, aligned as it asks."""
+        at = self.at + self.framing.before
+        nbytes = np.maximum(self.nbytes - self.framing.before - self.framing.behind, 0)
+        return (*aligned(self.slab, at, nbytes, self.framing.algorithm, self.status), nbytes)
+
+    def _judge(
         self,
-        algorithm: str,
-        chunk: NDArray[np.int64],
-        at: NDArray[np.int64],
-        nbytes: NDArray[np.int64],
-        address: NDArray[np.uint64],
-        room: NDArray[np.int64],
-    ) -> _Batch:
-        """Queue one call of nvCOMP; arguments are a row a frame."""
-        source, stream = self.slab, cupy.cuda.get_current_stream()
-        if np.any((source.data.ptr + at) % nvcomp.decode_alignment(algorithm).input):
-            source, at = self._aligned(at, nbytes)
-        columns = [cupy.asarray(column.astype(np.uint64)) for column in (source.data.ptr + at, nbytes, address, room)]
-        unfit = chunk[:0]
-        if algorithm in ("ans", "bitcomp", "cascaded"):  # formats in which only nvCOMP can read the size
-            stated = nvcomp.decompressed_nbytes(algorithm, columns[0], columns[1], stream=stream).get()
-            fits = stated == room
-            columns = [column[cupy.asarray(np.flatnonzero(fits))] for column in columns]
-            unfit, chunk, room = chunk[~fits], chunk[fits], room[fits]
-        actual, statuses = nvcomp.decompress_batch(
-            algorithm,
-            *columns,
-            max_chunk_nbytes=int(room.max(initial=0)),
-            total_nbytes=int(room.sum()),
-            stream=stream,
+        actual: cupy.ndarray,
+        statuses: cupy.ndarray,
+        buffer: cupy.ndarray,
+        mine: NDArray[np.int64],
+        offset: NDArray[np.int64],
+        guard: int,
+    ) -> None:
+        """Queue the checks of chunks that were decoded into one buffer."""
+        where = cupy.asarray(mine)
+        problem, decoded = self._problem[where], np.full(len(mine), self.decoded_nbytes)
+        is_exact = self.room_nbytes == self.decoded_nbytes
+        launch_frames.judge_frames(
+            actual,
+            statuses,
+            out=buffer,
+            out_offset=offset,
+            out_nbytes=decoded,
+            skip=problem.copy(),
+            guard_nbytes=guard if is_exact else 0,
+            code=NOT_DECODED,
+            problem=problem,
+            overrun=self._overrun,
         )
-        return _Batch(source, chunk, unfit, room, actual, statuses)
-
-    def _aligned(self, at: NDArray[np.int64], nbytes: NDArray[np.int64]) -> tuple[cupy.ndarray, NDArray[np.int64]]:
-        """Copy frames to where each starts at a multiple of 16 bytes, the most that nvCOMP asks for."""
-        room = -(-nbytes // 16) * 16
-        aligned_at = np.cumsum(room) - room
-        aligned = cupy.empty(int(room.sum()), np.uint8)
-        launch.copy_bytes(
-            self.slab,
-            aligned,
-            source_offset=at,
-            out_offset=aligned_at,
-            nbytes=nbytes,
-            mean_nbytes=int(nbytes.mean()),
-            status=self.status,
+        if guard and not is_exact:
+            self._overrun |= launch.check_guards(buffer, offset + self.room_nbytes, guard).any().astype(np.int32)
+        self._problem[where] = cupy.where(
+            (problem == 0) & self._differs(buffer, mine, offset), np.int32(NOT_DECODED), problem
         )
-        return aligned, aligned_at
 
-    def _compare_checksums(self, index: NDArray[np.int64], places: Places) -> None:
-        """Queue the checksums of the content, for frames that state one."""
-        framing = FRAMING[self.codec]
-        match framing.check:
+    def _differs(self, buffer: cupy.ndarray, mine: NDArray[np.int64], offset: NDArray[np.int64]) -> cupy.ndarray:
+        """Say of each chunk whether its content has another checksum than it states; False if it states none."""
+        end, nbytes = self.at[mine] + self.nbytes[mine], np.full(len(mine), self.decoded_nbytes)
+        match self.framing.check:
             case "gzip":  # RFC 1952, section 2.3.1: CRC32, ISIZE
-                checksum, stated = launch_checksums.crc32, self._tails[:, :4].copy().view("<u4")[:, 0]
+                found = launch_checksums.crc32(buffer, offset, nbytes, status=self.status)
+                return found != self._words(end - 8, np.uint32)
             case "zlib":  # RFC 1950, section 2.2
-                checksum, stated = launch_checksums.adler32, self._tails[:, 4:].copy().view(">u4")[:, 0]
-            case "zstd":  # RFC 8878, section 3.1.1: the low 4 bytes
-                checksum, stated = launch_checksums.xxh64, self._tails[:, 4:].copy().view("<u4")[:, 0]
-                index = index[ZstdHeaders.parse(self._heads[:, framing.check_at :]).has_checksum[index]]
-            case _:
-                return
-        for buffer, mine in places.parts(index):
-            nbytes = np.full(len(mine), self.decoded_nbytes)
-            found = checksum(buffer, places.offset[mine], nbytes, status=self.status)
-            expected = cupy.asarray(stated[mine].astype(np.uint32))
-            self._differs.append((mine, found.astype(np.uint32) != expected))
+                found = launch_checksums.adler32(buffer, offset, nbytes, status=self.status)
+                return found != self._words(end - 4, np.uint32, big_endian=True)
+            case "zstd":  # RFC 8878, section 3.1.1: the low 4 bytes, if bit 2 of the frame header descriptor says so
+                descriptor = self._words(self.at[mine] + self.framing.check_at + 4, np.uint8)
+                has_one = (descriptor & np.uint8(4)) != 0
+                summed = cupy.where(has_one, cupy.asarray(nbytes), 0)  # nothing to hash for the others
+                found = launch_checksums.xxh64(buffer, offset, summed, status=self.status).astype(np.uint32)
+                return has_one & (found != self._words(end - 4, np.uint32))
+        return cupy.zeros(len(mine), np.bool_)
 
 
-class EncodedPages(EncodedFrames):
-    """Chunks of zarrs' ``gdeflate``: each is many frames, whose places stand before the first."""
-
-    def _look(self) -> NDArray[np.uint8]:
-        width = gdeflate.header_nbytes(self.decoded_nbytes)
-        self._heads = self._bytes_at(self.at, self.nbytes, max(width, frames.HEAD_NBYTES))
-        self._is_prefix_wrong = np.ones(len(self.at), np.bool_)
-        self._headers = np.ascontiguousarray(self._heads[:, :width]).view("<u8").astype(np.uint64)
-        return gdeflate.check_headers(self._headers, self.nbytes, self.decoded_nbytes)
-
-    def _decode_frames(self, index: NDArray[np.int64], places: Places) -> None:
-        headers, n_pages = self._headers[index], gdeflate.n_pages(self.decoded_nbytes)
-        start = np.arange(n_pages, dtype=np.int64) * gdeflate.PAGE_NBYTES
-        room = np.minimum(self.decoded_nbytes - start, gdeflate.PAGE_NBYTES)
-        at = self.at[index][:, None] + gdeflate.page_offsets(headers, self.decoded_nbytes)
-        self._batches.append(
-            self._queue(
-                "gdeflate",
-                np.repeat(index, n_pages),
-                at.reshape(-1),
-                headers[:, 2:].astype(np.int64).reshape(-1),
-                (places.addresses(index)[:, None] + start.astype(np.uint64)).reshape(-1),
-                np.tile(room, len(index)),
-            )
-        )
-
-
-def encoded_frames(
-    codec: str,
-    slab: cupy.ndarray,
-    at: NDArray[np.int64],
-    nbytes: NDArray[np.int64],
-    *,
-    decoded_nbytes: int,
-    status: cupy.ndarray,
-) -> EncodedFrames:
-    """Chunks of any codec but Blosc; arguments as for `EncodedFrames`."""
-    kind = EncodedPages if codec == "gdeflate" else EncodedFrames
-    return kind(codec, slab, at, nbytes, decoded_nbytes=decoded_nbytes, status=status)
+def aligned(
+    slab: cupy.ndarray, at: NDArray[np.int64], nbytes: NDArray[np.int64], algorithm: str, status: cupy.ndarray
+) -> tuple[cupy.ndarray, NDArray[np.int64]]:
+    """Frames where each starts as nvCOMP asks: where they are, or else copied; the buffer, and their offsets."""
+    if not np.any((slab.data.ptr + at) % nvcomp.decode_alignment(algorithm).input):
+        return slab, at
+    room = -(-nbytes // 16) * 16  # the most that any algorithm asks for
+    aligned_at = np.cumsum(room) - room
+    copy = cupy.empty(int(room.sum()), np.uint8)
+    launch.copy_bytes(
+        slab,
+        copy,
+        source_offset=at,
+        out_offset=aligned_at,
+        nbytes=nbytes,
+        mean_nbytes=int(nbytes.mean()),
+        status=status,
+    )
+    return copy, aligned_at

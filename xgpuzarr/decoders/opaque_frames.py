@@ -1,0 +1,199 @@
+"""Frames whose headers only nvCOMP reads, and zarrs' pages of gdeflate: checked by what stands around them.
+
+Nothing is known here of what is inside a frame, so nvCOMP is trusted more than elsewhere: with the size that it reads
+from a frame, with statuses, and with the guard zone behind each output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import cupy
+import numpy as np
+
+from xgpuzarr.decoders import nvcomp
+from xgpuzarr.decoders.frames import FRAMING, GUARD_NBYTES, PREFIX_NBYTES, EncodedFrames, Places, aligned
+from xgpuzarr.kernels import launch
+from xgpuzarr.plan import frames, gdeflate
+from xgpuzarr.plan.frames import Problem
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["OpaqueFrames", "encoded_frames"]
+
+
+def encoded_frames(
+    codec: str,
+    slab: cupy.ndarray,
+    at: NDArray[np.int64],
+    nbytes: NDArray[np.int64],
+    *,
+    decoded_nbytes: int,
+    status: cupy.ndarray,
+) -> EncodedFrames | OpaqueFrames:
+    """Chunks of any codec but Blosc; arguments as for `EncodedFrames`."""
+    if FRAMING[codec].check:
+        return EncodedFrames(codec, slab, at, nbytes, decoded_nbytes=decoded_nbytes, status=status)
+    kind = _Pages if codec == "gdeflate" else OpaqueFrames
+    return kind(codec, slab, at, nbytes, decoded_nbytes=decoded_nbytes, status=status)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """One call of nvCOMP, a row a frame: its source, the chunk and the room of each frame, and what became of it."""
+
+    source: cupy.ndarray
+    chunk: NDArray[np.int64]
+    room: NDArray[np.int64]
+    actual: cupy.ndarray
+    statuses: cupy.ndarray
+
+    def failed(self) -> NDArray[np.int64]:
+        """Chunks of frames that failed; valid once the stream has passed."""
+        failed: NDArray[np.int64] = self.chunk[(self.statuses.get() != 0) | (self.actual.get() != self.room)]
+        return failed
+
+
+class OpaqueFrames:
+    """As `EncodedFrames`, for formats that only nvCOMP knows; making it waits for the stream."""
+
+    def __init__(
+        self,
+        codec: str,
+        slab: cupy.ndarray,
+        at: NDArray[np.int64],
+        nbytes: NDArray[np.int64],
+        *,
+        decoded_nbytes: int,
+        status: cupy.ndarray,
+    ) -> None:
+        self.codec, self.slab, self.at, self.nbytes = codec, slab, at, nbytes
+        self.decoded_nbytes = self.room_nbytes = decoded_nbytes
+        self.status, self.framing = status, FRAMING[codec]
+        self._heads = self._read_heads(self.header_nbytes)
+        self._problems = self._check()
+
+    @property
+    def header_nbytes(self) -> int:
+        """Bytes before the first frame."""
+        return PREFIX_NBYTES
+
+    def decode(self, places: Places, skip: cupy.ndarray | None = None) -> None:
+        """Queue the decoding of all sound chunks; as `EncodedFrames.decode`."""
+        is_sound = self._problems == Problem.NONE
+        if skip is not None:
+            is_sound &= ~skip.get()
+        index = np.flatnonzero(is_sound)
+        offset = places.offset[~places.in_result] + self.decoded_nbytes
+        launch.write_guards(places.scratch, offset, GUARD_NBYTES, status=self.status)
+        self._batch = self._queue(index, places) if len(index) else None
+        self._broken = launch.check_guards(places.scratch, offset, GUARD_NBYTES)
+
+    def suspects(self) -> NDArray[np.int64]:
+        """Chunks that are not sound, or were not decoded as they should; valid once the stream has passed."""
+        if self._broken.get().any():
+            return np.arange(len(self.at))  # whatever was overrun may be a neighbour
+        is_decoded = np.zeros(len(self.at), np.bool_)
+        if self._batch is not None:
+            is_decoded[self._batch.chunk] = True
+            is_decoded[self._batch.failed()] = False
+        return np.flatnonzero(~is_decoded)
+
+    def describe(self, index: int) -> str:
+        """Say what is wrong with a chunk."""
+        problem = Problem(int(self._problems[index]))
+        if problem is Problem.NONE:
+            return f"codec {self.codec!r}: the device does not decode these bytes"
+        nbytes = int(self.nbytes[index])
+        head = self._heads[index]
+        return frames.describe(problem, self.codec, head, nbytes=nbytes, expected_nbytes=self.decoded_nbytes)
+
+    def _check(self) -> NDArray[np.uint8]:
+        """A `Problem` for each chunk."""
+        stated = self._heads[:, :PREFIX_NBYTES].copy().view("<u4")[:, 0]
+        return np.select(
+            [self.nbytes <= PREFIX_NBYTES, stated != self.decoded_nbytes],
+            [np.uint8(Problem.TOO_SHORT), np.uint8(Problem.SIZE)],
+            np.uint8(Problem.NONE),
+        )
+
+    def _read_heads(self, width: int) -> NDArray[np.uint8]:
+        """First bytes of every chunk in host memory, with zeros behind a shorter one."""
+        n = len(self.at)
+        heads = cupy.zeros((n, width), np.uint8)
+        launch.copy_bytes(
+            self.slab,
+            heads.reshape(-1),
+            source_offset=self.at,
+            out_offset=np.arange(n, dtype=np.int64) * width,
+            nbytes=np.minimum(self.nbytes, width),
+            mean_nbytes=width,
+            status=self.status,
+        )
+        host: NDArray[np.uint8] = heads.get()
+        return host
+
+    def _queue(self, index: NDArray[np.int64], places: Places) -> _Batch:
+        """Queue one frame a chunk."""
+        at, nbytes = self.at[index] + PREFIX_NBYTES, self.nbytes[index] - PREFIX_NBYTES
+        room = np.full(len(index), self.decoded_nbytes)
+        return self._decompress(index, at, nbytes, self._addresses(index, places), room)
+
+    def _addresses(self, index: NDArray[np.int64], places: Places) -> NDArray[np.uint64]:
+        base = np.where(places.in_result[index], places.result.data.ptr, places.scratch.data.ptr)
+        addresses: NDArray[np.uint64] = (base + places.offset[index]).astype(np.uint64)
+        return addresses
+
+    def _decompress(
+        self,
+        chunk: NDArray[np.int64],
+        at: NDArray[np.int64],
+        nbytes: NDArray[np.int64],
+        address: NDArray[np.uint64],
+        room: NDArray[np.int64],
+    ) -> _Batch:
+        """Queue one call of nvCOMP, a row a frame; frames of another size than their room are left out."""
+        algorithm, stream = self.framing.algorithm, cupy.cuda.get_current_stream()
+        source, at = aligned(self.slab, at, nbytes, algorithm, self.status)
+        columns = [cupy.asarray(column.astype(np.uint64)) for column in (source.data.ptr + at, nbytes, address, room)]
+        if algorithm != "gdeflate":  # whose frames do not state their size
+            stated = nvcomp.decompressed_nbytes(algorithm, columns[0], columns[1], stream=stream).get()
+            fits = np.flatnonzero(stated == room)
+            columns = [column[cupy.asarray(fits)] for column in columns]
+            chunk, room = chunk[fits], room[fits]
+        actual, statuses = nvcomp.decompress_batch(
+            algorithm,
+            *columns,
+            max_chunk_nbytes=int(room.max(initial=0)),
+            total_nbytes=int(room.sum()),
+            stream=stream,
+        )
+        return _Batch(source, chunk, room, actual, statuses)
+
+
+class _Pages(OpaqueFrames):
+    """Chunks of zarrs' ``gdeflate``: each is many frames, whose places stand before the first."""
+
+    @property
+    def header_nbytes(self) -> int:
+        """Bytes before the first page."""
+        return gdeflate.header_nbytes(self.decoded_nbytes)
+
+    def _check(self) -> NDArray[np.uint8]:
+        self._headers = self._heads.view("<u8").astype(np.uint64)
+        return gdeflate.check_headers(self._headers, self.nbytes, self.decoded_nbytes)
+
+    def _queue(self, index: NDArray[np.int64], places: Places) -> _Batch:
+        """Queue one frame a page."""
+        headers, n_pages = self._headers[index], gdeflate.n_pages(self.decoded_nbytes)
+        start = np.arange(n_pages, dtype=np.int64) * gdeflate.PAGE_NBYTES
+        at = self.at[index][:, None] + gdeflate.page_offsets(headers, self.decoded_nbytes)
+        return self._decompress(
+            np.repeat(index, n_pages),
+            at.reshape(-1),
+            headers[:, 2:].astype(np.int64).reshape(-1),
+            (self._addresses(index, places)[:, None] + start.astype(np.uint64)).reshape(-1),
+            np.tile(np.minimum(self.decoded_nbytes - start, gdeflate.PAGE_NBYTES), len(index)),
+        )

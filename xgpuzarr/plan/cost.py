@@ -5,7 +5,7 @@ large gzip or zlib chunks are done sooner by the host's cores, copy to the devic
 device decoder are fast enough there that nothing is weighed.
 
 The tables are decoded GB/s as measured: the device's on one H200 (nvCOMP 6.0.0, ERA5-like float32, decoding alone), the
-host's on one core of the Xeon beside it. They say what is larger, not how large it is.
+host's on one core of a Xeon (isal 1.9, c-blosc 1.21, the same data). They say what is larger, not how large it is.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 __all__ = ["Decision", "decide"]
 
 DEFLATE_STREAM_GBPS = 0.0125
-"""One deflate stream on the device, whatever its size: 64 of 4 MB took as long as 384 of them would."""
+"""One deflate stream on the device: 64 chunks of 4 MB came at 0.8 GB/s, 384 of them at 4.6."""
 
 DEFLATE_DEVICE_GBPS = ((64 << 10, 15.0), (1 << 20, 4.7))
 """(bytes of a stream, GB/s of the whole device) with more streams than it takes to fill it."""
 
 COPY_GBPS = 40.0
-"""From page-locked host memory to the device, while the cores decode."""
+"""From page-locked host memory to the device while the cores decode; 55 when they do not."""
 
 BLOSC_ZLIB_CORE_GBPS = 0.33
-"""c-blosc's zlib on one core."""
+"""c-blosc's zlib on one core, of data that compress well; noise passes at up to 1.2."""
 
 DEVICE_START_S = 1.5e-3
 """Launches and waiting of a device read, however small."""

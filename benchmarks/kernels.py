@@ -210,7 +210,7 @@ def streams(batch: Batch, timer: Callable[[Callable[[], object]], float]) -> Ite
     copy = functools.partial(launch_blosc.copy_streams, batch.encoded, scratch, table)
     yield result("copy_streams", out.nbytes - kind_nbytes, timer(copy), **details)
     if kind in (Kind.BLOSCLZ, Kind.LZ4):
-        own = functools.partial(launch_blosc.decode_streams, batch.encoded, scratch, table, problem, kinds={kind})
+        own = functools.partial(launch_blosc.decode_streams, batch.encoded, scratch, table, kind, problem)
         yield result("decode_streams", kind_nbytes, timer(own), **details)
     if kind in (Kind.LZ4, Kind.ZSTD):
         call = nvcomp_call(batch, table, kind, problem, scratch, counts[Total.MAX_STREAM])

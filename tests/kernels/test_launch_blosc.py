@@ -114,7 +114,7 @@ def decode(
     columns[StreamRow.CHUNK] = np.arange(len(streams))
     columns[StreamRow.KIND] = kind
     out, problem = xp.asarray(np.zeros(sum(sizes), np.uint8)), xp.asarray(np.zeros(len(streams), np.int32))
-    launch_blosc.decode_streams(xp.asarray(encoded), out, xp.asarray(columns), problem)
+    launch_blosc.decode_streams(xp.asarray(encoded), out, xp.asarray(columns), kind, problem)
     data = to_numpy(out).tobytes()
     parts = [data[start : start + size] for start, size in zip(columns[StreamRow.DEST], sizes, strict=True)]
     return parts, to_numpy(problem).tolist()
@@ -175,6 +175,30 @@ def test_matches_that_reach_back_too_far_are_problems(xp: Any, to_numpy: ToNumpy
     size = len(expand(good))
     _, problem = decode(xp, to_numpy, kind, [encode(good), encode(bad)], [size, size])
     assert problem == [Problem.NONE, Problem.STREAM]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stream"),
+    [
+        (Kind.SNAPPY, b"\x64\xfc\xff\xff\xff\xff" + bytes(60)),  # literals: 2^32
+        (Kind.SNAPPY, b"\x64\x00a" + b"\xff\xff\xff\xff\xff"),  # from 2^32 - 1 back
+        (Kind.SNAPPY, b"\x64\x00a" + b"\xff\xff\xff\xff\x7f"),
+        (Kind.LZ4, b"\xff" + b"\xff" * 300_000 + b"\0"),
+        (Kind.LZ4, b"\x1fa\x01\x00" + b"\xff" * 300_000 + b"\0\x50hello"),
+        (Kind.BLOSCLZ, b"\0a\xff" + b"\xff" * 300_000 + b"\0\0"),
+    ],
+)
+def test_lengths_and_distances_of_any_size_are_problems(xp: Any, to_numpy: ToNumpy, kind: Kind, stream: bytes) -> None:
+    _, problem = decode(xp, to_numpy, kind, [stream], [100])
+    assert problem == [Problem.STREAM]
+
+
+def test_a_long_run_is_a_sequence_of_one_length(xp: Any, to_numpy: ToNumpy) -> None:
+    """70 million bytes of one value: a length of 275 000 bytes of 255."""
+    n = 70_000_001
+    parts, problem = decode(xp, to_numpy, Kind.LZ4, [to_lz4([(b"a", 1, n - 6), (b"hello", 1, 0)])], [n])
+    assert problem == [Problem.NONE]
+    assert parts[0] == b"a" * (n - 5) + b"hello"
 
 
 @PER_EXAMPLE

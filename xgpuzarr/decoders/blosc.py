@@ -128,8 +128,8 @@ class _Streams:
         import cupy
 
         launch_blosc.copy_streams(self.encoded, self.scratch, self.table)
-        if kinds & own:
-            launch_blosc.decode_streams(self.encoded, self.scratch, self.table, self.problem, kinds=kinds & own)
+        for kind in kinds & own:
+            launch_blosc.decode_streams(self.encoded, self.scratch, self.table, kind, self.problem)
         if not kinds - own:
             return
         overrun = cupy.zeros(1, dtype=np.int32)

@@ -225,34 +225,47 @@ extern "C" __global__ void copy_streams(const u8* encoded, i64 encoded_nbytes, u
     }
 }
 
-// Decodes the LZ4, Snappy and BloscLZ streams of a table whose kind is a bit of `kinds`, one warp a stream; the others,
-// and those of chunks with a problem, are left alone. A stream that does not decode to its size is a problem of its
-// chunk.
-extern "C" __global__ void __launch_bounds__(64, 16)
-    decode_streams(const u8* encoded, i64 encoded_nbytes, u8* out, i64 out_nbytes, const i64* streams, i64 n_streams,
-                   i32 kinds, i32* problem, i64 n_chunks) {
-    const Lanes lanes = this_warp(threadIdx.x);
-    if (lanes.lane >= lanes.count) return;
-    const Column rows{streams, N_STREAM_ROWS * n_streams};
-    const Span<i32> problems{problem, n_chunks};
-    const i64 warps = blockDim.x / 32;
-    for (i64 s = blockIdx.x * warps + threadIdx.x / 32; s < n_streams; s += gridDim.x * warps) {
-        const i64 kind = rows.load(ROW_KIND * n_streams + s), chunk = rows.load(ROW_CHUNK * n_streams + s);
-        const bool ours = kind == CODEC_BLOSCLZ || kind == CODEC_LZ4 || kind == CODEC_SNAPPY;
-        if (!ours || !(kinds >> kind & 1) || problems.load(chunk) != PROBLEM_NONE) continue;
-        const Bytes in = Bytes{encoded, encoded_nbytes}.part(rows.load(ROW_SOURCE * n_streams + s),
-                                                             rows.load(ROW_ENCODED * n_streams + s));
-        const i64 decoded_nbytes = rows.load(ROW_DECODED * n_streams + s);
-        const MutableBytes dest =
-            MutableBytes{out, out_nbytes}.part(rows.load(ROW_DEST * n_streams + s), decoded_nbytes);
+// Decodes the streams of one kind, a warp a stream; others, and those of chunks with a problem, are left alone. A stream
+// that does not decode to its size is a problem of its chunk.
+template <LzFormat FORMAT>
+XGZ_FN void decode_streams(i32 kind, Bytes encoded, MutableBytes out, Column streams, i64 n_streams,
+                           Span<i32> problems) {
+    const Lanes lanes = lanes_of(threadIdx.x);
+    if (lanes.first >= lanes.end) return;
+    const i64 warps = blockDim.x / N_LANES;
+    for (i64 s = blockIdx.x * warps + threadIdx.x / N_LANES; s < n_streams; s += gridDim.x * warps) {
+        const i64 chunk = streams.load(ROW_CHUNK * n_streams + s);
+        if (streams.load(ROW_KIND * n_streams + s) != kind || problems.load(chunk) != PROBLEM_NONE) continue;
+        const i64 decoded_nbytes = streams.load(ROW_DECODED * n_streams + s);
+        const Bytes in =
+            encoded.part(streams.load(ROW_SOURCE * n_streams + s), streams.load(ROW_ENCODED * n_streams + s));
+        const MutableBytes dest = out.part(streams.load(ROW_DEST * n_streams + s), decoded_nbytes);
         i32 found = -1;
         if (in.size < MAX_STREAM_NBYTES && dest.size < MAX_STREAM_NBYTES && dest.size == decoded_nbytes) {
-            const LzFormat format = kind == CODEC_LZ4 ? LZ_LZ4 : kind == CODEC_SNAPPY ? LZ_SNAPPY : LZ_BLOSCLZ;
-            found = decode_lz(format, {in.data, static_cast<i32>(in.size)}, {dest.data, static_cast<i32>(dest.size)},
-                              lanes);
+            found = decode_lz<FORMAT>({in.data, static_cast<i32>(in.size)}, {dest.data, static_cast<i32>(dest.size)},
+                                      lanes);
         }
-        if (found != decoded_nbytes && lanes.lane == 0) {
-            problems.store(chunk, PROBLEM_STREAM);
-        }
+        if (found != decoded_nbytes && lanes.first == 0) problems.store(chunk, PROBLEM_STREAM);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(64, 16)
+    decode_blosclz(const u8* encoded, i64 encoded_nbytes, u8* out, i64 out_nbytes, const i64* streams, i64 n_streams,
+                   i32* problem, i64 n_chunks) {
+    decode_streams<LZ_BLOSCLZ>(CODEC_BLOSCLZ, {encoded, encoded_nbytes}, {out, out_nbytes},
+                               {streams, N_STREAM_ROWS * n_streams}, n_streams, {problem, n_chunks});
+}
+
+extern "C" __global__ void __launch_bounds__(64, 16)
+    decode_lz4(const u8* encoded, i64 encoded_nbytes, u8* out, i64 out_nbytes, const i64* streams, i64 n_streams,
+               i32* problem, i64 n_chunks) {
+    decode_streams<LZ_LZ4>(CODEC_LZ4, {encoded, encoded_nbytes}, {out, out_nbytes},
+                           {streams, N_STREAM_ROWS * n_streams}, n_streams, {problem, n_chunks});
+}
+
+extern "C" __global__ void __launch_bounds__(64, 16)
+    decode_snappy(const u8* encoded, i64 encoded_nbytes, u8* out, i64 out_nbytes, const i64* streams, i64 n_streams,
+                  i32* problem, i64 n_chunks) {
+    decode_streams<LZ_SNAPPY>(CODEC_SNAPPY, {encoded, encoded_nbytes}, {out, out_nbytes},
+                              {streams, N_STREAM_ROWS * n_streams}, n_streams, {problem, n_chunks});
 }

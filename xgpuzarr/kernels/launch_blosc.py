@@ -24,8 +24,6 @@ from xgpuzarr.kernels.arguments import check_bytes, device_column, launch, tiles
 from xgpuzarr.kernels.compile import kernel_function
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     import cupy
 
     from xgpuzarr.kernels.arguments import Column
@@ -246,32 +244,27 @@ def select_streams(streams: cupy.ndarray, kind: Kind, problem: cupy.ndarray) -> 
 
 
 def decode_streams(
-    encoded: cupy.ndarray,
-    out: cupy.ndarray,
-    streams: cupy.ndarray,
-    problem: cupy.ndarray,
-    *,
-    kinds: Collection[Kind] = (Kind.BLOSCLZ, Kind.LZ4, Kind.SNAPPY),
+    encoded: cupy.ndarray, out: cupy.ndarray, streams: cupy.ndarray, kind: Kind, problem: cupy.ndarray
 ) -> None:
-    """Decode the LZ4, Snappy and BloscLZ streams of a table into `out`; streams of other kinds are left alone.
+    """Decode the streams of one kind of a table into `out`; others, and those of chunks with a problem, are left alone.
 
     Parameters
     ----------
     encoded, out
         Contiguous bytes, uint8. Corrupt streams write nothing outside their part of `out`.
     streams
-        int64 ``(len(StreamRow), n_streams)``. Streams decode to less than 2^31 bytes each.
+        int64 ``(len(StreamRow), n_streams)``. A stream of 1 GiB or more is taken as one that does not decode.
+    kind
+        BLOSCLZ, LZ4 or SNAPPY.
     problem
         int32, one a chunk (row CHUNK of the table); `Problem.STREAM` is stored where a stream does not decode to its
         size.
-    kinds
-        Which of the three to decode.
     """
     check_bytes(encoded, "encoded")
     check_bytes(out, "out")
     n_streams = streams.shape[1]
     launch(
-        kernel_function(_SOURCE, "decode_streams"),
+        kernel_function(_SOURCE, f"decode_{kind.name.lower()}"),
         -(-n_streams // 2),
         64,
         encoded,
@@ -280,7 +273,6 @@ def decode_streams(
         np.int64(out.nbytes),
         streams,
         np.int64(n_streams),
-        np.int32(sum(1 << kind for kind in kinds)),
         problem,
         np.int64(problem.size),
     )

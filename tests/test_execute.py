@@ -10,6 +10,7 @@ import pytest
 import xgpuzarr
 from tests.codec_cases import CASES, DAMAGE, damage
 from xgpuzarr.errors import CorruptChunkError
+from xgpuzarr.options import ReadOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,3 +48,13 @@ def test_a_chunk_without_room_for_its_checksum(tmp_path: Path) -> None:
     (tmp_path / "a" / "c" / "0" / "0" / "0").write_bytes(b"abc")
     with pytest.raises(CorruptChunkError, match="3 bytes have no room for a checksum"):
         xgpuzarr.open_array(tmp_path / "a", device="cpu")[:]
+
+
+def test_the_environment_names_the_default_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ReadOptions().route == "auto"
+    monkeypatch.setenv("XGPUZARR_ROUTE", "host")
+    assert ReadOptions().route == "host"
+    assert ReadOptions(route="device").route == "device"
+    monkeypatch.setenv("XGPUZARR_ROUTE", "gpu")
+    with pytest.raises(ValueError, match="route must be 'auto', 'device' or 'host', got 'gpu'"):
+        ReadOptions()

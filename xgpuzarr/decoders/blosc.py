@@ -159,7 +159,7 @@ class _Streams:
         actual_nbytes, statuses = nvcomp.decompress_batch(
             _ALGORITHMS[kind],
             *columns,
-            max_chunk_nbytes=max(self.max_stream_nbytes, launch_frames.DUMMY_NBYTES),
+            max_chunk_nbytes=self.max_stream_nbytes,
             total_nbytes=self.scratch.nbytes,
             stream=cupy.cuda.get_current_stream(),
         )

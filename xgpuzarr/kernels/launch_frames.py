@@ -26,24 +26,22 @@ if TYPE_CHECKING:
 
     from xgpuzarr.kernels.arguments import Column
 
-__all__ = ["CODECS", "DUMMY_NBYTES", "check_frames", "judge_frames", "point_frames"]
+__all__ = ["CODECS", "check_frames", "judge_frames", "point_frames"]
 
 _SOURCE = "frames.cu"
 
 CODECS = ("zstd", "lz4", "gzip", "zlib", "deflate", "snappy")
 """What `check_frames` knows, in the order of ``FrameCodec``. "lz4" is numcodecs' framing."""
 
-DUMMY_NBYTES = 8
-"""Decoded size of the frames that stand in for frames to leave out."""
-
-_PLAIN = bytes(range(DUMMY_NBYTES))
-_STORED = b"\x01\x08\x00\xf7\xff" + _PLAIN  # a deflate stream of one stored block
+# Dummy frames, which stand in for frames to leave out, decode to one byte: no more than any frame does.
+_PLAIN = b"x"
+_STORED = b"\x01\x01\x00\xfe\xff" + _PLAIN  # a deflate stream of one stored block
 _DUMMIES = {
-    "zstd": b"\x28\xb5\x2f\xfd\x20\x08\x41\x00\x00" + _PLAIN,
-    "lz4": b"\x80" + _PLAIN,
+    "zstd": b"\x28\xb5\x2f\xfd\x20\x01\x09\x00\x00" + _PLAIN,
+    "lz4": b"\x10" + _PLAIN,
     "gzip": b"\x1f\x8b\x08" + bytes(6) + b"\xff" + _STORED + struct.pack("<2I", zlib.crc32(_PLAIN), len(_PLAIN)),
     "deflate": _STORED,
-    "snappy": b"\x08\x1c" + _PLAIN,
+    "snappy": b"\x01\x00" + _PLAIN,
 }
 _DUMMY_OUT = 64  # where the dummies' output lies behind the dummy frame: a multiple of every alignment asked for
 
@@ -132,8 +130,7 @@ def point_frames(
         int64 ``(n_frames,)``: where each output lies in `out`, in bytes.
     skip
         int32 ``(n_frames,)``: frames with another number than 0 are left out, whatever their other columns hold. The
-        dummy frames in their place decode `DUMMY_NBYTES` bytes into a buffer of their own; their statuses and sizes
-        mean nothing.
+        dummy frames in their place decode into a buffer of their own; their statuses and sizes mean nothing.
     guard_nbytes
         Size of the guard zone to write behind each output, in bytes; 0 for none.
     status
@@ -173,7 +170,7 @@ def point_frames(
             device_address(dummy),
             np.int64(len(encoded)),
             device_address(dummy[_DUMMY_OUT:]),
-            np.int64(DUMMY_NBYTES),
+            np.int64(len(_PLAIN)),
             np.int64(guard_nbytes),
             columns,
             status,

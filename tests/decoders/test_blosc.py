@@ -259,6 +259,32 @@ def test_a_header_that_lies_is_found_on_both_sides(xp: Any, lie: str) -> None:
     assert out[0].tobytes() == out[2].tobytes() == data
 
 
+def test_blocks_with_a_gap_between_them_are_for_the_host(xp: Any) -> None:
+    """The format does not forbid it, but nothing writes it."""
+    data = elements(140_000, 4)
+    good = encode(data, 4, blocksize=8192)
+    starts = struct.unpack_from("<3I", good, 16)
+    table = struct.pack("<3I", *(start + 4 for start in starts))
+    gapped = replace(good[:16] + table + b"gap!" + good[28:], 12, len(good) + 4)
+    assert blosc.decompress(gapped) == data
+    assert check_chunk(gapped, len(data)) is Problem.NONE
+    assert run(xp, [good, gapped], len(data))[0].tolist() == [Problem.NONE, Problem.OVERLAP]
+
+
+@pytest.mark.parametrize("xp", ["host"], indirect=True)
+def test_one_broken_guard_zone_makes_every_chunk_suspect(xp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overrun(algorithm: str, *columns: np.ndarray[Any, Any], **_: Any) -> tuple[Any, Any]:
+        result = decompress_on_host(algorithm, *columns)
+        ctypes.memset(int(columns[2][0] + columns[3][0]), 0, 1)
+        return result
+
+    data = elements(140_000, 4)
+    chunks = [encode(data, 4, codec="zstd", blocksize=8192)] * 3
+    assert run(xp, chunks, len(data))[0].tolist() == [Problem.NONE] * 3
+    monkeypatch.setattr(nvcomp, "decompress_batch", overrun)
+    assert run(xp, chunks, len(data))[0].tolist() == [Problem.STREAM] * 3
+
+
 @pytest.mark.parametrize(
     ("codec", "lz_decoder"), [*((codec, "nvcomp") for codec in CODECS), ("lz4", "own"), ("lz4hc", "own")]
 )

@@ -205,7 +205,6 @@ class BlockSource:
         return self._token
 
 
-
 def warn_of_cuts(layout: ArrayLayout, chunks: Lengths, axes: Sequence[Any], default: tuple[int, ...]) -> None:
     """Warn where blocks cut chunks, or shards that the default blocks leave whole.
 

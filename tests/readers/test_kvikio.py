@@ -29,7 +29,6 @@ class FakeSlab:
         self.device = contextlib.nullcontext()
 
 
-
 @dataclass
 class FakeKvikio:
     """KvikIO whose reads happen when they are waited for, and which keeps count of its handles."""

@@ -15,7 +15,7 @@ import json
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
@@ -203,8 +203,8 @@ def streams(batch: Batch, timer: Callable[[Callable[[], object]], float]) -> Ite
             status=status,
         )
 
-    def whole(lz_decoder: Literal["nvcomp", "own"]) -> None:
-        decode_blosc(*places, chunk_nbytes=batch.chunk_nbytes, out=out, status=status, lz_decoder=lz_decoder)
+    def whole() -> None:
+        decode_blosc(*places, chunk_nbytes=batch.chunk_nbytes, out=out, status=status)
 
     yield result("read_headers + read_streams", out.nbytes, timer(read), **details)
     copy = functools.partial(launch_blosc.copy_streams, batch.encoded, scratch, table)
@@ -216,11 +216,10 @@ def streams(batch: Batch, timer: Callable[[Callable[[], object]], float]) -> Ite
         call = nvcomp_call(batch, table, kind, problem, scratch, counts[Total.MAX_STREAM])
         yield result("nvcomp", kind_nbytes, timer(call), **details)
     yield result("unshuffle_chunks", out.nbytes, timer(unshuffle), **details)
-    for lz_decoder in ("nvcomp", "own") if kind == Kind.LZ4 else ("nvcomp",):
-        out[:] = 0
-        time_ms = timer(functools.partial(whole, lz_decoder))
-        same = bool((out.reshape(-1, *batch.source.shape) == batch.source).all())
-        yield result("decode_blosc", out.nbytes, time_ms, **details, lz_decoder=lz_decoder, equal=same)
+    out[:] = 0
+    time_ms = timer(whole)
+    same = bool((out.reshape(-1, *batch.source.shape) == batch.source).all())
+    yield result("decode_blosc", out.nbytes, time_ms, **details, equal=same)
     launch.check_status(status, "streams")
 
 

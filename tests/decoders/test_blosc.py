@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -78,7 +78,6 @@ def run(
     *,
     gap: int = 3,
     out_gap: int = 0,
-    lz_decoder: Literal["nvcomp", "own"] = "nvcomp",
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Decode chunks that lie anywhere in one buffer; problems, and the output, one row a chunk."""
     nbytes = np.array([len(chunk) for chunk in chunks], dtype=np.int64)
@@ -96,7 +95,6 @@ def run(
         out=out,
         status=status,
         out_offset=out_offset if out_gap else None,
-        lz_decoder=lz_decoder,
     )
     launch.check_status(status, "blosc")
     if on_device:
@@ -106,12 +104,9 @@ def run(
     return problem, rows[:, out_gap:]
 
 
-@pytest.mark.parametrize("lz_decoder", ["nvcomp", "own"])
 @pytest.mark.parametrize("typesize", [1, 2, 3, 4, 8, 12, 16, 17, 255])
 @pytest.mark.parametrize("nbytes", [1, 7, 8, 130, 1000, 4096, 16 * 255 + 3, 65536, 200_003])
-def test_every_kind_of_chunk_in_one_batch_equals_numcodecs(
-    xp: Any, typesize: int, nbytes: int, lz_decoder: Literal["nvcomp", "own"]
-) -> None:
+def test_every_kind_of_chunk_in_one_batch_equals_numcodecs(xp: Any, typesize: int, nbytes: int) -> None:
     data = elements(nbytes, typesize)
     noise = np.random.default_rng(1).bytes(nbytes)  # stored raw, or as a plain copy
     half = data[: nbytes // 2] + noise[nbytes // 2 :]
@@ -123,7 +118,7 @@ def test_every_kind_of_chunk_in_one_batch_equals_numcodecs(
         for source, (codec, shuffle, blocksize, level) in zip(sources, kinds, strict=True)
     ]
     assert nbytes < 4096 or {BloscHeader.parse(chunk).is_memcpyed for chunk in chunks} == {True, False}
-    problem, out = run(xp, chunks, nbytes, lz_decoder=lz_decoder)
+    problem, out = run(xp, chunks, nbytes)
     assert problem.tolist() == [Problem.NONE] * len(chunks)
     for kind, source, row in zip(kinds, sources, out, strict=True):
         assert row.tobytes() == source, kind
@@ -161,7 +156,7 @@ def test_blocks_in_the_order_that_threads_finish(xp: Any) -> None:
 def test_repeats_near_and_far(xp: Any, codec: str, distance: int) -> None:
     data = np.random.default_rng(4).bytes(distance) * (1 + 200_000 // distance)
     chunk = encode(data, 1, codec=codec, shuffle=0, level=9, blocksize=len(data))
-    problem, out = run(xp, [chunk], len(data), lz_decoder="own")
+    problem, out = run(xp, [chunk], len(data))
     assert problem.tolist() == [Problem.NONE]
     assert out[0].tobytes() == data
 
@@ -285,10 +280,8 @@ def test_one_broken_guard_zone_makes_every_chunk_suspect(xp: Any, monkeypatch: p
     assert run(xp, chunks, len(data))[0].tolist() == [Problem.STREAM] * 3
 
 
-@pytest.mark.parametrize(
-    ("codec", "lz_decoder"), [*((codec, "nvcomp") for codec in CODECS), ("lz4", "own"), ("lz4hc", "own")]
-)
-def test_damage_is_found_or_harmless(xp: Any, codec: str, lz_decoder: Literal["nvcomp", "own"]) -> None:
+@pytest.mark.parametrize("codec", CODECS)
+def test_damage_is_found_or_harmless(xp: Any, codec: str) -> None:
     """Flipped bits: never a byte outside the buffers, never other bytes than numcodecs has.
 
     On a device, bytes that nvCOMP alone looks at stay whole: it may end the CUDA context on damage, and with it every
@@ -296,7 +289,7 @@ def test_damage_is_found_or_harmless(xp: Any, codec: str, lz_decoder: Literal["n
     """
     data = elements(6000, 4)
     good = encode(data, 4, codec=codec, blocksize=2048)
-    is_own = codec == "blosclz" or (lz_decoder == "own" and codec in ("lz4", "lz4hc"))
+    is_own = codec not in ("zlib", "zstd")
     places = np.arange(16, len(good)) if is_own or not hasattr(xp, "asnumpy") else checked_places(good)
     rng = np.random.default_rng(2)
     damaged = []
@@ -304,7 +297,7 @@ def test_damage_is_found_or_harmless(xp: Any, codec: str, lz_decoder: Literal["n
         chunk = bytearray(good)
         chunk[place] ^= 1 << rng.integers(8)
         damaged.append(bytes(chunk))
-    problem, out = run(xp, damaged, len(data), lz_decoder=lz_decoder)
+    problem, out = run(xp, damaged, len(data))
     assert np.count_nonzero(problem) > 10
     for chunk, found, row in zip(damaged, problem, out, strict=True):
         if found == Problem.NONE:

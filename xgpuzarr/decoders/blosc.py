@@ -2,9 +2,9 @@
 
 1. Headers, block offsets and stream sizes of all chunks are read and checked: a list of streams for the whole batch.
    The host waits once, for the sums of the headers, which size the list and scratch.
-2. Every stream goes to its slot in a scratch buffer: BloscLZ streams by our own kernel, which cannot leave its buffers;
-   the others by nvCOMP, one call an algorithm, with a guard zone behind each; raw streams by a copy. Our kernel takes
-   LZ4 and Snappy too, if asked to.
+2. Every stream goes to its slot in a scratch buffer: LZ4, Snappy and BloscLZ streams by our own kernel, which cannot
+   leave its buffers and takes about half of nvCOMP's time for LZ4 (``benchmarks/kernels.py``); zlib and Zstandard
+   streams by nvCOMP, one call each, with a guard zone behind every output; raw streams by a copy.
 3. The shuffle of every block is undone on its way from scratch to the output.
 
 Chunks of one batch may differ in codec, shuffle, blocksize and typesize. How many streams each algorithm has is known
@@ -16,7 +16,7 @@ Source: c-blosc's ``README_CHUNK_FORMAT.rst``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["decode_blosc"]
 
-_ALGORITHMS = {Kind.LZ4: "lz4", Kind.SNAPPY: "snappy", Kind.DEFLATE: "deflate", Kind.ZSTD: "zstd"}
-"""What nvCOMP decodes, by its names."""
+_ALGORITHMS = {Kind.DEFLATE: "deflate", Kind.ZSTD: "zstd"}
+"""What nvCOMP decodes, by its names; our kernel takes the others."""
 
 _INPUT_ALIGNMENT = 8  # a multiple of what nvCOMP asks of deflate's input
 
@@ -48,7 +48,6 @@ def decode_blosc(
     out: cupy.ndarray,
     status: cupy.ndarray,
     out_offset: Column | None = None,
-    lz_decoder: Literal["nvcomp", "own"] = "nvcomp",
 ) -> cupy.ndarray:
     """Decode a batch of Blosc chunks on the current stream.
 
@@ -68,8 +67,6 @@ def decode_blosc(
         From `xgpuzarr.kernels.launch.new_status`.
     out_offset
         int64 ``(n_chunks,)``: where each chunk goes in `out`, in bytes; by default chunk c to ``c * chunk_nbytes``.
-    lz_decoder
-        Who decodes LZ4 and Snappy streams: nvCOMP, or the kernel that decodes BloscLZ.
 
     Returns
     -------
@@ -95,9 +92,8 @@ def decode_blosc(
         table = launch_blosc.read_streams(
             encoded, offset, nbytes, headers=headers, n_streams=n_streams, problem=problem
         )
-        own = {Kind.BLOSCLZ} if lz_decoder == "nvcomp" else {Kind.BLOSCLZ, Kind.LZ4, Kind.SNAPPY}
         streams = _Streams(encoded, table, scratch, counts[Total.MAX_STREAM], problem, status)
-        streams.decode({kind for kind in Kind if kind < Kind.RAW and counts[Total.FIRST_CODEC + kind]}, own)
+        streams.decode({kind for kind in Kind if kind < Kind.RAW and counts[Total.FIRST_CODEC + kind]})
     launch_blosc.unshuffle_chunks(
         encoded,
         offset,
@@ -123,17 +119,17 @@ class _Streams:
     problem: cupy.ndarray
     status: cupy.ndarray
 
-    def decode(self, kinds: set[Kind], own: set[Kind]) -> None:
-        """Decode every stream: those of kinds in `own` by our kernel, the others by nvCOMP."""
+    def decode(self, kinds: set[Kind]) -> None:
+        """Decode every stream; `kinds` are those that occur, raw streams aside."""
         import cupy
 
         launch_blosc.copy_streams(self.encoded, self.scratch, self.table)
-        for kind in kinds & own:
+        for kind in kinds - _ALGORITHMS.keys():
             launch_blosc.decode_streams(self.encoded, self.scratch, self.table, kind, self.problem)
-        if not kinds - own:
+        if not kinds & _ALGORITHMS.keys():
             return
         overrun = cupy.zeros(1, dtype=np.int32)
-        for kind in kinds - own:
+        for kind in kinds & _ALGORITHMS.keys():
             self._decode_with_nvcomp(kind, overrun)
         # one broken guard zone, and any output may be overwritten
         cupy.maximum(self.problem, overrun, out=self.problem)

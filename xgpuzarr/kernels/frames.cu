@@ -45,7 +45,8 @@ XGZ_FN FrameProblem check_zstd(Bytes chunk, Expected expected) {
     const ZstdBlocks blocks = walk_zstd_blocks(chunk, header, behind, max_blocks);
     if (blocks.is_wrong) return PROBLEM_BLOCK;
     if (header.has_dictionary_id) return PROBLEM_DICTIONARY;
-    if (!blocks.is_last) return PROBLEM_MORE_FRAMES;
+    // bytes behind the frame may be another, which may be empty; the host tells
+    if (!blocks.is_last || blocks.end + behind != chunk.size) return PROBLEM_MORE_FRAMES;
     if (!header.has_content_size) {
         return blocks.max_content_nbytes <= expected.room_nbytes ? PROBLEM_NONE : PROBLEM_SIZE_UNKNOWN;
     }

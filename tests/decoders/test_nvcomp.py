@@ -153,6 +153,20 @@ def test_chunks_too_large_for_the_decoder_are_refused(algorithm, limit):
         )
 
 
+@pytest.mark.parametrize(("algorithm", "of_frames"), [("cascaded", 8), ("lz4", 4)])
+def test_cascaded_frames_lie_at_multiples_of_8_whatever_the_library_asks_for(monkeypatch, algorithm, of_frames):
+    """Frames of 8-byte values depend on their address modulo 8; nvCOMP 6.0 asks for multiples of 4."""
+
+    def asks_for_4(_options, result):
+        result._obj.input, result._obj.output, result._obj.temp = 4, 4, 1
+        return 0
+
+    monkeypatch.setattr(nvcomp, "_entry", lambda _symbol, _call: asks_for_4)
+    # the functions without their caches, which must not remember this answer
+    assert nvcomp.decode_alignment.__wrapped__(algorithm) == nvcomp.Alignment(of_frames, 4, 1)
+    assert nvcomp.encode_alignment.__wrapped__(algorithm) == nvcomp.Alignment(4, of_frames, 1)
+
+
 def contents(sizes, seed=0):
     """Chunks of each size: compressible, noise, one value, and runs far apart."""
     rng = np.random.default_rng(seed)
@@ -270,7 +284,7 @@ def test_alignments_are_what_callers_rely_on():
     assert inputs == {
         "ans": 16,
         "bitcomp": 8,
-        "cascaded": 4,
+        "cascaded": 8,
         "deflate": 4,
         "gdeflate": 4,
         "gzip": 1,

@@ -98,6 +98,7 @@ class _Format:
     decode_words: tuple[int, ...]  # the option struct as little-endian uint32 words
     levels: range | None  # what the encoder's level or algorithm option takes
     data_types: frozenset[str]  # what its encoder takes
+    frame_alignment: int = 1  # of a frame's address, where the library asks for less than it needs
 
 
 _BYTES = frozenset({"uint8"})
@@ -109,7 +110,12 @@ _FORMATS: dict[str, _Format] = {
         "ANS", 1 << 25, 1 << 24, (_BACKEND_CUDA, _TYPE_FROM_STREAM), None, frozenset({"uint8", "float16", "float32"})
     ),
     "bitcomp": _Format("Bitcomp", 1 << 25, 1 << 24, (_BACKEND_CUDA,), range(2), _INTEGERS | _FLOATS),
-    "cascaded": _Format("Cascaded", (1 << 24) + 8, 1 << 24, (_BACKEND_CUDA, 0, _TYPE_FROM_STREAM), range(8), _INTEGERS),
+    # nvCOMP asks for frames at multiples of 4. But in a frame of 8-byte values these lie at addresses that are
+    # multiples of 8, not at such distances from its start: encoded at one kind of address, it does not decode at the
+    # other.
+    "cascaded": _Format(
+        "Cascaded", (1 << 24) + 8, 1 << 24, (_BACKEND_CUDA, 0, _TYPE_FROM_STREAM), range(8), _INTEGERS, 8
+    ),
     "deflate": _Format("Deflate", (1 << 32) - 1, 1 << 31, (_BACKEND_CUDA,), range(6), _BYTES),
     "gdeflate": _Format("Gdeflate", (1 << 32) + 288, 1 << 31, (_BACKEND_CUDA,), range(6), _BYTES),
     "gzip": _Format("Gzip", (1 << 32) - 1, 1 << 31, (_BACKEND_CUDA,), range(6), _BYTES),
@@ -346,16 +352,17 @@ def decode_alignment(algorithm: str) -> Alignment:
     _check(
         _entry(form.symbol, "DecompressGetRequiredAlignments")(_decode_options(form), ctypes.byref(result)), algorithm
     )
-    return Alignment(result.input, result.output, result.temp)
+    return Alignment(max(result.input, form.frame_alignment), result.output, result.temp)
 
 
 @functools.cache
 def encode_alignment(algorithm: str, options: bytes | None = None) -> Alignment:
     """Return what `compress_batch` asks of addresses, in bytes. Needs no GPU."""
+    form = _format(algorithm)
     result = _Alignment()
-    entry = _entry(_format(algorithm).symbol, "CompressGetRequiredAlignments")
+    entry = _entry(form.symbol, "CompressGetRequiredAlignments")
     _check(entry(_encode_struct(algorithm, options), ctypes.byref(result)), algorithm)
-    return Alignment(result.input, result.output, result.temp)
+    return Alignment(result.input, max(result.output, form.frame_alignment), result.temp)
 
 
 def encode_options(algorithm: str, *, data_type: str = "uint8", level: int | None = None) -> bytes:

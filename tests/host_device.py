@@ -42,7 +42,9 @@ BOUND_TO_CUPY = (
 
 
 class DeviceArray(np.ndarray):
-    """Stands in for `cupy.ndarray`; arithmetic with NumPy arrays is refused."""
+    """Stands in for `cupy.ndarray`: refuses arithmetic with NumPy arrays, takes subnormal float32 for zero."""
+
+    __cuda_array_interface__ = None
 
     def get(self) -> np.ndarray:
         return np.array(self.view(np.ndarray))
@@ -59,12 +61,27 @@ class DeviceArray(np.ndarray):
             raise TypeError("Unsupported type <class 'numpy.ndarray'>")
         if "out" in kwargs:
             kwargs["out"] = tuple(_plain(x) for x in kwargs["out"])
-        result = getattr(ufunc, method)(*(_plain(x) for x in inputs), **kwargs)
-        return result.view(DeviceArray) if isinstance(result, np.ndarray) else result
+        result = getattr(ufunc, method)(*(_flushed(_plain(x)) for x in inputs), **kwargs)
+        if not isinstance(result, np.ndarray):
+            return result
+        result[...] = _flushed(result)
+        return result.view(DeviceArray)
+
+    def astype(self, dtype: Any, **kwargs: Any) -> DeviceArray:
+        converted = (self if dtype == self.dtype else _flushed(self)).view(np.ndarray).astype(dtype, **kwargs)
+        return (converted if dtype == self.dtype else _flushed(converted)).view(DeviceArray)
 
 
 def _plain(value: Any) -> Any:
     return value.view(np.ndarray) if isinstance(value, DeviceArray) else value
+
+
+def _flushed(values: Any) -> Any:
+    """Make what CuPy's kernels, compiled with -ftz=true, make of float32."""
+    if getattr(values, "dtype", None) != np.float32:
+        return values
+    plain = np.asarray(values)
+    return np.where(np.abs(plain) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), plain), plain)
 
 
 class HostDevice(HostCuda):

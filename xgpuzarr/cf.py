@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xgpuzarr import float32
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -37,7 +39,7 @@ class Cast:
 
     def apply(self, data: Any) -> Any:
         """Convert `data`; without a copy if nothing changes."""
-        return data.astype(self.dtype, copy=False)
+        return float32.convert(data, self.dtype)
 
     def host_reason(self, dtype: np.dtype[Any]) -> str:
         """Why values of `dtype` must take this step on the host; "" if they need not."""
@@ -65,11 +67,10 @@ class Mask:
 
     def apply(self, data: Any) -> Any:
         """Mask a converted copy of `data`."""
-        data = data.astype(self.dtype, copy=True)
+        data = float32.convert(data, self.dtype, copy=True)
         filled = False
         for fill_value in self.fill_values:
-            common = np.result_type(self.dtype, fill_value)
-            filled = filled | (data.astype(common, copy=False) == common.type(fill_value))
+            filled = filled | float32.equal(data, fill_value)
         data[filled] = self.dtype.type(self.replacement)
         return data
 
@@ -100,11 +101,11 @@ class Scale:
 
     def apply(self, data: Any) -> Any:
         """Scale a converted copy of `data`."""
-        data = data.astype(self.dtype, copy=True)
+        data = float32.convert(data, self.dtype, copy=True, order="C")
         if self.factor is not None:
-            data *= self.dtype.type(self.factor)
+            data = float32.arithmetic(np.multiply, data, self.dtype.type(self.factor), out=data)
         if self.offset is not None:
-            data += self.dtype.type(self.offset)
+            data = float32.arithmetic(np.add, data, self.dtype.type(self.offset), out=data)
         return data
 
     def host_reason(self, dtype: np.dtype[Any]) -> str:
@@ -177,6 +178,8 @@ def _cast_reason(source: np.dtype[Any], target: np.dtype[Any]) -> str:
     for dtype in (source, target):
         if dtype.kind not in DEVICE_KINDS:
             return f"the device has no {dtype} dtype"
+    if source != target and "c" in source.kind + target.kind:
+        return f"converting {source} to {target} is left to the host"
     if target.kind == "b" or source.kind in "biu" or np.can_cast(source, target, "same_kind"):
         return ""
     return f"converting {source} to {target} is not the same on every machine"

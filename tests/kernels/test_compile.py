@@ -30,11 +30,11 @@ def nvrtc() -> ctypes.CDLL:
     return ctypes.CDLL(str(folder / "libnvrtc.so.12"))
 
 
-def compile_to_ptx(nvrtc: ctypes.CDLL, source: str, architecture: int) -> tuple[str, str]:
+def compile_to_ptx(nvrtc: ctypes.CDLL, source: str, architecture: int, *more_options: str) -> tuple[str, str]:
     """PTX ("" if it does not compile) and the compiler's log."""
     program = ctypes.c_void_p()
     assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None) == 0
-    options = [f"--gpu-architecture=compute_{architecture}", *COMPILE_OPTIONS]
+    options = [f"--gpu-architecture=compute_{architecture}", *COMPILE_OPTIONS, *more_options]
     array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     failed = nvrtc.nvrtcCompileProgram(program, len(options), array)
 
@@ -60,6 +60,16 @@ def test_sources_compile_without_a_warning(nvrtc: ctypes.CDLL, source: str, arch
     names = entry_points(text)
     assert names
     assert all(f".entry {name}(" in ptx for name in names)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_float32_keeps_subnormal_numbers_though_cupy_flushes_them(nvrtc: ctypes.CDLL, architecture: int) -> None:
+    plain = 'extern "C" __global__ void add(float* x) { x[0] += x[1]; }'
+    assert "add.ftz.f32" in compile_to_ptx(nvrtc, plain, architecture, "-ftz=true")[0]
+    ptx, _ = compile_to_ptx(nvrtc, kernel_source("float32.cu"), architecture, "-ftz=true")
+    assert ".ftz" not in ptx
+    for instruction in ("add.rn.f32", "mul.rn.f32", "div.rn.f32", "cvt.f64.f32", "cvt.rn.f32.f64"):
+        assert f"{instruction} " in ptx
 
 
 @pytest.fixture

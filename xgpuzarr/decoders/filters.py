@@ -2,7 +2,8 @@
 
 A batch is a 2-D uint8 array, one chunk a row. Every function here is one expression over the array namespace `xp`,
 NumPy or CuPy, so both sides run the same code. CuPy has neither byte-swapped nor datetime dtypes: elements are loaded
-into native byte order and stored back, and what is no plain number stays bytes.
+into native byte order and stored back, and what is no plain number stays bytes. What touches the values of float32
+goes through `xgpuzarr.float32`.
 
 Sources: numcodecs, whose results these are, bit for bit; zarr-extensions, ``codecs/cast_value`` and
 ``codecs/scale_offset``.
@@ -13,6 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from xgpuzarr import float32
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,8 +45,8 @@ def undo(step: Step, batch: Array, xp: Any) -> tuple[Array, Array | None]:
     batch
         uint8, shape ``(n_chunks, step.decoded_nbytes)``, C-contiguous; may share memory with the given one.
     is_bad
-        bool, shape ``(n_chunks,)``: the chunk holds what its codec cannot have written, and its row means nothing. None
-        where that cannot be.
+        bool, shape ``(n_chunks,)``: the row means nothing, because the chunk holds what its codec cannot have written,
+        or on the device what only the host converts as NumPy does. None where that cannot be.
     """
     with np.errstate(all="ignore"):  # as on the device, where nothing warns
         result: tuple[Array, Array | None] = _UNDO[step.codec](step.config, batch, xp)
@@ -51,7 +54,7 @@ def undo(step: Step, batch: Array, xp: Any) -> tuple[Array, Array | None]:
 
 
 def refusal(step: Step) -> str:
-    """Say what is wrong with a chunk that `undo` finds bad."""
+    """Say what is wrong with a chunk that `undo` finds bad on the host."""
     return f"codec {step.codec!r}: {_REFUSALS[step.codec]}"
 
 
@@ -98,6 +101,7 @@ def _undo_transpose(config: Mapping[str, Any], batch: Array, xp: Any) -> tuple[A
     return moved.reshape(len(batch), -1).view(np.uint8), None
 
 
+_FLOAT64 = np.dtype(np.float64)
 _WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -129,28 +133,47 @@ def _undo_delta(config: Mapping[str, Any], batch: Array, xp: Any) -> tuple[Array
     return _store(values, dtype, xp), None
 
 
-def _undo_fixed_scale_offset(config: Mapping[str, Any], batch: Array, xp: Any) -> tuple[Array, None]:
+def _undo_fixed_scale_offset(config: Mapping[str, Any], batch: Array, xp: Any) -> tuple[Array, Array | None]:
     steps = _load(batch, config["astype"], xp)
     work = steps.dtype if steps.dtype.kind == "f" else np.dtype(np.float64)
-    scale, offset = work.type(config["scale"]), work.type(config["offset"])
-    values = steps.astype(work) / scale + offset
-    return _store(_converted(values, config["dtype"]), config["dtype"], xp), None
+    values = _unscaled(steps.astype(work, copy=False), work.type(config["scale"]), work.type(config["offset"]))
+    return _converted(values, config["dtype"], xp)
 
 
-def _undo_conversion(config: Mapping[str, Any], batch: Array, xp: Any) -> tuple[Array, None]:
-    values = _load(batch, config["astype"], xp)
-    return _store(_converted(values, config["dtype"]), config["dtype"], xp), None
+def _unscaled(values: Array, scale: np.generic, offset: np.generic) -> Array:
+    quotients = float32.arithmetic(np.divide, values, scale)
+    return float32.arithmetic(np.add, quotients, offset, out=quotients)
 
 
-def _converted(values: Array, dtype: np.dtype[Any]) -> Array:
-    return values.astype(dtype.newbyteorder("="), copy=False)
+def _undo_conversion(config: Mapping[str, Any], batch: Array, xp: Any) -> tuple[Array, Array | None]:
+    return _converted(_load(batch, config["astype"], xp), config["dtype"], xp)
+
+
+def _converted(values: Array, dtype: np.dtype[Any], xp: Any) -> tuple[Array, Array | None]:
+    """Bytes of the values as `dtype`, as C converts them.
+
+    C leaves it undefined what becomes of a float outside the range of an integer. NumPy gives what the host's
+    processor makes of it, and the device makes something else: there such rows are bad.
+    """
+    is_bad = None
+    if xp is not np and values.dtype.kind == "f" and dtype.kind in "iu":
+        least, beyond = _float_range(dtype)
+        whole = xp.trunc(float32.convert(values, _FLOAT64))
+        is_bad = ~((whole >= least) & (whole < beyond)).all(axis=1)
+    return _store(float32.convert(values, dtype.newbyteorder("=")), dtype, xp), is_bad
+
+
+def _float_range(dtype: np.dtype[Any]) -> tuple[float, float]:
+    """Least value of an integer dtype, and the number behind its greatest value, which unlike that is a float."""
+    limits = np.iinfo(dtype)
+    return float(limits.min), float(int(limits.max) + 1)
 
 
 def _undo_scale_offset(config: Mapping[str, Any], batch: Array, xp: Any) -> tuple[Array, Array | None]:
     dtype, scale, offset = config["dtype"], config["scale"], config["offset"]
     values = _load(batch, dtype, xp)
     if dtype.kind == "f":
-        return _store(values / scale + offset, dtype, xp), None
+        return _store(_unscaled(values, scale, offset), dtype, xp), None
     is_wrong = values % scale != 0
     if dtype.itemsize < 8:  # 64 bits hold every sum
         wide = values.astype(np.int64) // np.int64(scale) + np.int64(offset)
@@ -175,7 +198,7 @@ def _undo_cast_value(config: Mapping[str, Any], batch: Array, xp: Any) -> tuple[
     else:
         values, is_wrong = _to_integer(given, dtype, config["rounding"], config["out_of_range"], xp)
     for key, value in reversed(config["mapped"]):
-        is_key = given != given if key != key else given == key  # noqa: PLR0124  # NaN
+        is_key = given != given if key != key else float32.equal(given, key)  # noqa: PLR0124  # NaN
         values = xp.where(is_key, value, values)
         is_wrong = is_wrong & ~is_key
     return _store(values.astype(dtype, copy=False), dtype, xp), is_wrong.any(axis=1)
@@ -183,7 +206,7 @@ def _undo_cast_value(config: Mapping[str, Any], batch: Array, xp: Any) -> tuple[
 
 def _to_float(given: Array, dtype: np.dtype[Any], out_of_range: str | None, xp: Any) -> tuple[Array, Array]:
     """Nearest floats; what becomes infinite is out of range, unless it was or is clamped."""
-    values = given.astype(dtype)
+    values = float32.convert(given, dtype)
     if out_of_range == "clamp":
         return values, xp.zeros(values.shape, np.bool_)
     was_finite = xp.isfinite(given) if given.dtype.kind == "f" else True
@@ -196,10 +219,10 @@ def _to_integer(
     limits = np.iinfo(dtype)
     if given.dtype.kind != "f":
         return _integer_to_integer(given, dtype, out_of_range, xp)
-    rounded = _ROUND[rounding](given.astype(np.float64), xp)
+    rounded = _ROUND[rounding](float32.convert(given, _FLOAT64), xp)
     is_wrong = ~xp.isfinite(rounded)
-    # 2.0**63 and 2.0**64 are floats, the integers below them are not
-    is_low, is_high = rounded < float(limits.min), rounded >= float(limits.max) + (1.0 if dtype.itemsize < 8 else 0.0)
+    least, beyond = _float_range(dtype)
+    is_low, is_high = rounded < least, rounded >= beyond
     if out_of_range == "wrap":
         return _wrapped(xp.where(is_wrong, 0.0, rounded), dtype, xp), is_wrong
     is_outside = is_low | is_high

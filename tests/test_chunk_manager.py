@@ -336,6 +336,13 @@ def test_the_engine_gives_blocks_on_the_device(group, device, chunks, expected):
     np.testing.assert_array_equal(ds.lat.compute(scheduler="sync").data, on_host.lat.data)
 
 
+def test_default_blocks_on_the_host_hold_many_chunks_too(group):
+    options = ReadOptions(target_block_bytes=8 * 20 * 30 * 8)
+    ds = xr.open_dataset(group, engine="gpuzarr", device="cpu", chunks={}, consolidated=False, options=options)
+    assert ds.chunksizes["time"] == STEPS_OF_8
+    np.testing.assert_array_equal(ds.t.data.compute(scheduler="sync"), VALUES)
+
+
 def test_importing_needs_no_dask():
     script = (
         "import sys; sys.modules['dask'] = None; import xgpuzarr.chunk_manager; "

@@ -102,9 +102,9 @@ def is_device_array(data: Any) -> bool:
 
 
 def comparable(encoding: dict[Any, Any]) -> dict[Any, Any]:
-    """Values with their types, and NaN as equal to itself. On the device the default blocks are larger."""
-    on_device = isinstance(encoding.get("preferred_chunks"), PreferredBlocks)
-    return {k: (type(v), str(v)) for k, v in encoding.items() if not (on_device and k == "preferred_chunks")}
+    """Values with their types, and NaN as equal to itself. The default blocks are larger."""
+    is_ours = isinstance(encoding.get("preferred_chunks"), PreferredBlocks)
+    return {k: (type(v), str(v)) for k, v in encoding.items() if not (is_ours and k == "preferred_chunks")}
 
 
 def test_identical_to_engine_zarr(store: str) -> None:

@@ -21,7 +21,7 @@ from xarray.core import indexing
 
 from xgpuzarr import cf
 from xgpuzarr.backend_array import GpuZarrBackendArray
-from xgpuzarr.chunk_manager import preferred_blocks
+from xgpuzarr.chunk_manager import BlockVariable, preferred_blocks
 from xgpuzarr.device_variable import DeviceVariable, stored_array
 from xgpuzarr.errors import UnsupportedError
 
@@ -92,7 +92,7 @@ def place(dataset: xr.Dataset, placement: Placement) -> xr.Dataset:
         name: _placed(name, variable, _rule(name, variable, dataset, host_names, placement), device, placement)
         for name, variable in dataset.variables.items()
     }
-    _prefer_blocks([variable for variable in variables.values() if isinstance(variable, DeviceVariable)])
+    _prefer_blocks([variable for variable in variables.values() if isinstance(variable, BlockVariable)])
     data = {name: variables[name] for name in dataset.data_vars}
     coordinates = {name: variables[name] for name in dataset.coords}
     placed = xr.Dataset(data, coords=xr.Coordinates(coordinates, indexes={}), attrs=dataset.attrs)
@@ -134,7 +134,7 @@ def _placed(name: Hashable, variable: xr.Variable, rule: str, device: str, place
         placed = GpuZarrBackendArray(
             zarr_array, dtype=dtype, steps=steps, target_block_bytes=block_bytes, host_reason=rule
         )
-        kind = DeviceVariable if placed.device == "cuda" else xr.Variable
+        kind = DeviceVariable if placed.device == "cuda" else xr.Variable if placed.layout is None else BlockVariable
         variable = kind(variable.dims, indexing.LazilyIndexedArray(placed), variable.attrs, variable.encoding)
     elif device == "cuda":
         stored = stored_array(variable._data)  # noqa: SLF001
@@ -145,13 +145,13 @@ def _placed(name: Hashable, variable: xr.Variable, rule: str, device: str, place
     return variable
 
 
-def _prefer_blocks(variables: list[DeviceVariable]) -> None:
-    """Give the variables on the device default dask blocks that line up."""
+def _prefer_blocks(variables: list[BlockVariable]) -> None:
+    """Give the variables whose blocks this package reads default blocks that line up."""
     itemsize = max((variable.dtype.itemsize for variable in variables), default=1)
     for variable in variables:
         stored = stored_array(variable._data)  # noqa: SLF001
-        assert stored is not None
-        variable.encoding["preferred_chunks"] = preferred_blocks(variable.dims, stored, itemsize)
+        if stored is not None and stored.layout is not None:  # else blocks are the stored chunks, as xarray has it
+            variable.encoding["preferred_chunks"] = preferred_blocks(variable.dims, stored, itemsize)
 
 
 def _folded(data: Any) -> tuple[GpuZarrBackendArray, tuple[cf.Step, ...]] | None:

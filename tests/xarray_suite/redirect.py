@@ -18,6 +18,7 @@ from _pytest.fixtures import FixtureFunctionDefinition
 from xarray.backends import api, plugins
 from zarr.core.indexing import AsyncOIndex, AsyncVIndex
 
+from xgpuzarr import ReadOptions
 from xgpuzarr.xarray_backend import GpuZarrBackendArray
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import pytest
 
 ENGINE = os.environ.get("XGPUZARR_SUITE_ENGINE", "gpuzarr")
+
+STORED_CHUNKS = ReadOptions(target_block_bytes=1)  # blocks of dask are stored chunks, as with engine="zarr"
 
 # The other opening functions (open_zarr, open_dataarray, open_mfdataset, load_*) call one of these.
 OPENERS = ("open_dataset", "open_datatree", "open_groups")
@@ -66,7 +69,7 @@ class Redirection:
                 engine = plugins.guess_engine(filename_or_obj)
             if engine == "zarr":
                 self.n_opened += 1
-                engine, kwargs["device"] = ENGINE, "cpu"
+                engine, kwargs["device"], kwargs["options"] = ENGINE, "cpu", STORED_CHUNKS
             return opener(filename_or_obj, engine=engine, **kwargs)
 
         return redirected

@@ -13,6 +13,7 @@ import zarr
 from zarr.storage import MemoryStore
 
 from tests.fake_device import fake_device  # noqa: F401  # a fixture
+from tests.host_device import host_device, host_device_session  # noqa: F401  # fixtures
 from xgpuzarr import cf
 
 STORED = ["bool", "i1", "u1", *(order + name for name in ("i2", "u2", "i4", "u4", "i8", "u8") for order in "<>")]
@@ -26,6 +27,8 @@ FILLS = [
     {"_FillValue": float("nan")},
     {"_FillValue": 7, "missing_value": float("nan")},
     {"missing_value": 300},
+    {"_FillValue": 0.0},
+    {"missing_value": 1e-40},
 ]
 SCALES = [
     {},
@@ -60,7 +63,8 @@ def values(dtype: np.dtype[Any]) -> np.ndarray:
         ends = [limits.min, limits.min + 1, limits.max // 3, limits.max - 1, limits.max]
     else:
         limits = np.finfo(dtype)
-        ends = [limits.min, limits.tiny, -0.0, np.inf, -np.inf, np.nan, limits.max]
+        subnormal = [limits.smallest_subnormal, -limits.smallest_subnormal, limits.tiny / 3]
+        ends = [limits.min, limits.tiny, *subnormal, 0.0, -0.0, np.inf, -np.inf, np.nan, limits.max]
     return np.concatenate([small, np.array(ends, dtype)])
 
 
@@ -111,8 +115,10 @@ def opened(store: MemoryStore, **kwargs: Any) -> dict[str, xr.Variable | type[Ex
 
 
 def read(variable: xr.Variable) -> np.ndarray | type[Exception]:
+    """The values, or the kind of error that they give; NumPy may warn of them, the device does not."""
     try:
-        return variable.to_numpy()
+        with np.errstate(all="ignore"):
+            return variable.to_numpy()
     except Exception as error:  # noqa: BLE001
         return type(error)
 
@@ -191,6 +197,45 @@ def test_a_fill_value_keeps_its_own_precision_if_it_has_one() -> None:
     assert np.isnan(cf.decode(stored, [cf.Mask(F4, (np.float64(0.1),), np.nan)])).tolist() == [False, False]
 
 
+SUBNORMAL = np.array([[1e-45, -1e-45, 1e-40], [1.1754942e-38, 1.1754944e-38, 2e-38], [0.0, -0.0, 1.0]], F4)
+
+
+@pytest.fixture(params=["host_device", pytest.param("cupy", marks=pytest.mark.gpu)])
+def xp(request: pytest.FixtureRequest) -> Any:
+    """CuPy, or what flushes subnormal float32 as CuPy does."""
+    if request.param == "host_device":
+        return request.getfixturevalue("host_device")
+    return pytest.importorskip(request.param)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [cf.Mask(F4, (0.0,), np.nan)],
+        [cf.Mask(F4, (np.float64(0.0),), np.nan)],
+        [cf.Mask(F4, (1e-40,), np.nan)],
+        [cf.Mask(F4, (np.float64(1e-40), np.float64(np.float32(1e-40))), np.nan)],
+        [cf.Mask(F8, (0.0,), np.nan)],
+        [cf.Mask(np.dtype("c8"), (0.0,), np.nan)],
+        [cf.Scale(F4, 0.3, None)],
+        [cf.Scale(F4, None, -1e-40)],
+        [cf.Scale(F4, 1e-20, 3e-39)],
+        [cf.Scale(F8, 3.0, 1e-40)],
+        [cf.Mask(F4, (0.0,), np.nan), cf.Scale(F4, 0.7, 1e-39)],
+        [cf.Cast(np.dtype(bool))],
+    ],
+)
+def test_subnormal_float32_is_no_zero_on_the_device(xp: Any, steps: list[cf.Step]) -> None:
+    for stored in (SUBNORMAL, SUBNORMAL.T, SUBNORMAL[1:2, 1].reshape(())):
+        given = stored.astype("c8" if steps[0].dtype.kind == "c" else "f4")
+        expected = cf.decode(given, steps)
+        on_device = xp.asarray(given.T.copy()).T  # in the order of `given`
+        found = cf.decode(on_device, steps)
+        found = found.get() if hasattr(found, "get") else found  # NumPy makes a scalar of an array without axes
+        assert_bits(found.flatten(), expected.flatten(), "")
+        assert_bits(on_device.get().flatten(), given.flatten(), "")
+
+
 @pytest.mark.parametrize(
     ("stored", "step", "reason"),
     [
@@ -207,6 +252,12 @@ def test_a_fill_value_keeps_its_own_precision_if_it_has_one() -> None:
         (I2, cf.Cast(np.dtype("u2")), ""),
         (F4, cf.Cast(np.dtype(bool)), ""),
         (np.dtype("M8[s]"), cf.Cast(np.dtype("i8")), "the device has no datetime64[s] dtype"),
+        (
+            np.dtype("c8"),
+            cf.Mask(np.dtype("c16"), (1,), np.nan),
+            "converting complex64 to complex128 is left to the host",
+        ),
+        (np.dtype("c8"), cf.Mask(np.dtype("c8"), (1,), np.nan), ""),
     ],
 )
 def test_steps_that_the_host_keeps_say_why(stored: np.dtype[Any], step: cf.Step, reason: str) -> None:

@@ -8,7 +8,7 @@ import shutil
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,9 @@ from xgpuzarr.options import usable_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["Store", "add_common_arguments", "add_store_arguments", "timed", "write_report", "write_store"]
 
@@ -42,12 +45,15 @@ class Store:
         Decoded size of `t`, in bytes.
     mean
         Mean of `t`, summed in float64.
+    source
+        The first fields; all that follow repeat them.
     """
 
     path: Path
     encoding: str
     decoded_nbytes: int
     mean: float
+    source: NDArray[np.float32] = field(repr=False)
 
     def n_fields(self, decoded_gb: float) -> int:
         """Length of a part of the first axis with about `decoded_gb` GB, and with the mean of the whole."""
@@ -78,7 +84,7 @@ def write_store(folder: Path, encoding: str, decoded_gb: float) -> Store:
 
     with ThreadPoolExecutor(usable_cpus()) as pool:
         list(pool.map(write, range(n_objects)))
-    return Store(path, encoding, n_copies * source.nbytes, float(source.mean(dtype="f8")))
+    return Store(path, encoding, n_copies * source.nbytes, float(source.mean(dtype="f8")), source)
 
 
 def timed(call: Callable[[], Any], nbytes: int, n_repeats: int) -> dict[str, Any]:
@@ -99,10 +105,10 @@ def timed(call: Callable[[], Any], nbytes: int, n_repeats: int) -> dict[str, Any
     }
 
 
-def add_store_arguments(parser: argparse.ArgumentParser, *, encodings: Iterable[str]) -> None:
+def add_store_arguments(parser: argparse.ArgumentParser, *, encodings: Iterable[str], decoded_gb: float = 8.0) -> None:
     """Add the options of benchmarks that write stores."""
     parser.add_argument("--encodings", nargs="+", choices=sorted(ENCODINGS), default=list(encodings))
-    parser.add_argument("--decoded-gb", type=float, default=8.0, help="decoded size of each store, in GB")
+    parser.add_argument("--decoded-gb", type=float, default=decoded_gb, help="decoded size of each store, in GB")
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:

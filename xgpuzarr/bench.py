@@ -84,21 +84,22 @@ def run(arguments: argparse.Namespace) -> None:
     threads = arguments.threads or usable_cpus()
     source = make_fields(arguments.fields)
     results: list[dict[str, Any]] = []
+    report = {"machine": machine(arguments.commit), "device": device, "threads": threads, "route": arguments.route}
+    report |= {"cache": "page cache warm", "decoded_bytes": source.nbytes, "repeats": arguments.repeats}
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         for name in arguments.encodings or ENCODINGS:
             path = os.path.join(folder, name)  # noqa: PTH118  # peers want text
             _write(ENCODINGS[name](path, source.shape), source, threads)
-            readers = readers_of(path, device, threads, peers=not arguments.no_peers)
+            options = ReadOptions(n_threads=threads, route=arguments.route)
+            readers = readers_of(path, device, options, peers=not arguments.no_peers)
             for reader, read in readers.items():
                 row = {"encoding": name, "reader": reader, **_measure(read, source, arguments.repeats)}
                 row["stored_bytes"] = _stored_nbytes(Path(path))
                 results.append(row)
                 print(f"{name:11} {reader:16} {row['gb_per_s']:7.2f} GB/s  {row['median_s']:8.4f} s  {row['equal']}")
-    report = {"machine": machine(arguments.commit), "device": device, "threads": threads, "cache": "page cache warm"}
-    report |= {"decoded_bytes": source.nbytes, "repeats": arguments.repeats, "results": results}
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+                if arguments.json:  # after every row: slow readers may outlast the time there is
+                    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+                    arguments.json.write_text(json.dumps(report | {"results": results}, indent=1) + "\n")
     wrong = [f"{row['reader']} of {row['encoding']}" for row in results if not row["equal"]]
     if wrong:
         raise XGpuZarrError(f"results differ from what was written: {', '.join(wrong)}")
@@ -118,17 +119,18 @@ def make_fields(n_fields: int) -> NDArray[np.float32]:
     return np.round(fields * 64) / np.float32(64)
 
 
-def readers_of(path: str, device: str, threads: int, *, peers: bool) -> dict[str, Callable[[], Any]]:
+def readers_of(path: str, device: str, options: ReadOptions, *, peers: bool) -> dict[str, Callable[[], Any]]:
     """Make a function that reads the whole array, for each reader; peers copy to the device where there is one."""
     to_device: Callable[[Any], Any] = lambda result: result  # noqa: E731
     if device == "cuda":
         import cupy
 
         to_device = cupy.asarray
-    ours = open_array(path, device=device, options=ReadOptions(n_threads=threads))  # type: ignore[arg-type]
+    ours = open_array(path, device=device, options=options)  # type: ignore[arg-type]
     readers: dict[str, Callable[[], Any]] = {"xgpuzarr": lambda: ours[:]}
     if not peers:
         return readers
+    threads = options.threads
     pipelines = {"zarr": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
     pipelines["zarr-fused"] = "zarr.core.codec_pipeline.FusedCodecPipeline"
     if find_spec("zarrs"):

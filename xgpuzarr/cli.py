@@ -72,6 +72,9 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--fields", type=int, default=384, help="fields of 721 x 1440 float32 (%(default)s)")
     bench.add_argument("--repeats", type=int, default=5, help="timed reads, of which the median counts (%(default)s)")
     bench.add_argument("--no-peers", action="store_true", help="time this package only")
+    bench.add_argument(
+        "--route", choices=("auto", "device", "host"), default="auto", help="where this package decodes (%(default)s)"
+    )
     bench.add_argument("--folder", type=Path, help="where to write the data; a temporary folder by default")
     bench.add_argument("--threads", type=int, help="host threads of every reader; all usable CPUs by default")
     bench.add_argument("--json", type=Path, help="write the results to this file")

@@ -175,12 +175,14 @@ MIXED = {
     "a function's result, wrapped again": lambda ds: np.sqrt(ds.t).gpuzarr.to_device() * ds.lat,
     "after selection": lambda ds: (ds.t.isel(lon=2) * ds.lat).sel(lat=20.0),
 }
-FIXED_BY_TO_DEVICE = {
+COPIED_BY_CUPY = {
     "weighted": lambda ds, weights: ds.t.weighted(weights).mean(("lat", "lon")),
+    "dot": lambda ds, weights: xr.dot(ds.t, weights, dim="lat"),
+}
+FIXED_BY_TO_DEVICE = {
     "where": lambda ds, weights: ds.t.where(ds.t > 0.5) * weights,
     "condition": lambda ds, weights: ds.t.where(weights > 0.95),
     "function": lambda ds, weights: weights * np.sqrt(ds.t),
-    "dot": lambda ds, weights: xr.dot(ds.t, weights, dim="lat"),
 }
 
 
@@ -194,6 +196,14 @@ def test_device_data_mixes_with_host_data(store: str, chunks: Any, expression: A
     xr.testing.assert_allclose(result.compute().as_numpy(), expected.as_numpy())
 
 
+@pytest.mark.parametrize("expression", COPIED_BY_CUPY.values(), ids=COPIED_BY_CUPY)
+def test_sums_of_products_take_host_data(store: str, expression: Any) -> None:
+    dataset, host = open_on("cuda", store), open_on("cpu", store)
+    result = expression(dataset, np.cos(np.deg2rad(dataset.lat)))
+    assert is_device_array(result.data)
+    xr.testing.assert_allclose(result.as_numpy(), expression(host, np.cos(np.deg2rad(host.lat))))
+
+
 @pytest.mark.parametrize("expression", FIXED_BY_TO_DEVICE.values(), ids=FIXED_BY_TO_DEVICE)
 def test_to_device_fixes_what_xarray_does_not_let_through(store: str, expression: Any) -> None:
     dataset = open_on("cuda", store)
@@ -204,6 +214,33 @@ def test_to_device_fixes_what_xarray_does_not_let_through(store: str, expression
     assert is_device_array(result.data)
     host = open_on("cpu", store)
     xr.testing.assert_allclose(result.as_numpy(), expression(host, np.cos(np.deg2rad(host.lat))))
+
+
+def test_a_scalar_has_a_value_on_the_host(store: str) -> None:
+    dataset, expected = open_on("cuda", store), open_on("cpu", store)
+    assert float(dataset.t.mean()) == pytest.approx(float(expected.t.mean()))
+    assert (dataset.t > 0.5).any()
+    assert dataset.t[0, 0, 0].values == expected.t[0, 0, 0].values
+    with pytest.raises(TypeError):
+        _ = dataset.t[0].values
+
+
+@pytest.mark.parametrize("chunks", [None, {"time": 2}])
+def test_a_scalar_in_dask_blocks_has_a_value_on_the_host(store: str, chunks: Any) -> None:
+    result = open_on("cuda", store, chunks=chunks).t.mean()
+    assert float(result) == pytest.approx(float(open_on("cpu", store).t.mean()))
+
+
+def test_lazy_data_broadcasts_and_reindexes(store: str) -> None:
+    dataset, expected = open_on("cuda", store), open_on("cpu", store)
+    for operate in (
+        lambda ds: ds.t.expand_dims(member=2),
+        lambda ds: ds.packed.broadcast_like(ds.t),
+        lambda ds: ds.t.reindex(lat=[20.0, 25.0]),
+    ):
+        result = operate(dataset)
+        assert is_device_array(result.data)
+        xr.testing.assert_identical(result.as_numpy(), operate(expected))
 
 
 def test_in_place_arithmetic(store: str) -> None:

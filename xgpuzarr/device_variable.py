@@ -4,6 +4,8 @@
 * Assignment to a lazy variable copies it with NumPy first.
 * `ds.t * np.cos(ds.lat)` mixes it with a coordinate, which is on the host; CuPy refuses that. The host operand, mostly
   small, is copied to the device instead. The result is a `DeviceVariable` again, so whole expressions work.
+* Broadcasting and reindexing take lazy data for NumPy's.
+* `float(ds.t.mean())` asks for one number in so many words, and gets it.
 
 What comes out of `xarray.apply_ufunc` (`where`, `np.sqrt`, `weighted`) is a plain variable, and CuPy refuses to mix it
 with host data: ``.gpuzarr.to_device()`` on the other operand is the way.
@@ -45,9 +47,29 @@ class DeviceVariable(BlockVariable):
             data = _CopyOnWriteDeviceArray(data.array)
         xr.Variable.data.fset(self, data)  # type: ignore[attr-defined]
 
+    @property
+    def values(self) -> Any:
+        """The values as a NumPy array, if it has one element and no dimension; else a `TypeError`."""
+        return super().values if self.ndim else self.to_numpy()
+
+    @values.setter
+    def values(self, values: Any) -> None:
+        self.data = values
+
+    def set_dims(self, *args: Any, **kwargs: Any) -> Any:
+        """Insert dimensions as `xarray.Variable.set_dims` does."""
+        return xr.Variable.set_dims(self._read(), *args, **kwargs)  # type: ignore[no-untyped-call]
+
     def reduce(self, *args: Any, **kwargs: Any) -> Any:
         """Reduce as `xarray.Variable.reduce` does."""
         return self._kept(super().reduce(*args, **kwargs))
+
+    def _getitem_with_mask(self, *args: Any, **kwargs: Any) -> Any:
+        return xr.Variable._getitem_with_mask(self._read(), *args, **kwargs)  # type: ignore[no-untyped-call]  # noqa: SLF001
+
+    def _read(self) -> DeviceVariable:
+        """The variable with its values in memory; itself if they are, or are in dask blocks."""
+        return self._replace(data=self.data) if isinstance(self._data, indexing.ExplicitlyIndexed) else self
 
     def _binary_op(self, other: Any, f: Any, reflexive: bool = False) -> Any:
         return self._kept(super()._binary_op(self._beside(other), f, reflexive))  # type: ignore[no-untyped-call]
@@ -115,8 +137,8 @@ class _CopyOnWriteDeviceArray(indexing.CopyOnWriteArray):
 
     def __array__(self, dtype: Any = None, /, *, copy: bool | None = None) -> Any:
         raise TypeError(
-            "the variable is on the device and NumPy was asked for; copy it to the host with .as_numpy(), or open "
-            "the store with device='cpu'"
+            "the variable is on the device and NumPy was asked for; read it with .compute() first for what CuPy can "
+            "do, copy it to the host with .as_numpy(), or open the store with device='cpu'"
         )
 
 

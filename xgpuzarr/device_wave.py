@@ -123,7 +123,7 @@ class Wave:
             is_suspect[self._frames.suspects()] = True
         suspects = np.flatnonzero(is_suspect)
         if len(suspects):
-            self._refuse(int(suspects[0]))
+            self._refuse_device_only(suspects)
             with self.stream:
                 self._decode_on_host(suspects)
             self.stream.synchronize()
@@ -149,11 +149,19 @@ class Wave:
             self._flags.append(skip)
         return skip
 
-    def _refuse(self, index: int) -> None:
+    def _refuse_device_only(self, suspects: NDArray[np.int64]) -> None:
         """Name a chunk that the device did not decode, where the host has no decoder to look again with."""
         compressor = self.chain.compressor
-        if self._frames is not None and compressor is not None and compressor.codec in DEVICE_ONLY:
+        if self._frames is None or compressor is None or compressor.codec not in DEVICE_ONLY:
+            return
+        index = int(suspects[0])
+        if index in self._frames.suspects():
             raise self._corrupt(index, self._frames.describe(index))
+        raise self._corrupt(
+            index,
+            f"what codec {compressor.codec!r} decoded does not suit the filters before it: a checksum differs, or a "
+            "value is out of range of its dtype",
+        )
 
     def _take_plain(self) -> tuple[cupy.ndarray, NDArray[np.int64]]:
         """Chunks that are stored as they are, or with filters only."""

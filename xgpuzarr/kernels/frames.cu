@@ -29,6 +29,14 @@ struct Expected {
     i64 nbytes, room_nbytes;
 };
 
+// Where at most 8 skippable frames from `at` on end; `at` itself if there are none (RFC 8878, section 3.1.2).
+XGZ_FN i64 skip_skippable(Bytes chunk, i64 at) {
+    for (int n = 0; n < 8 && chunk.holds(at, 8) && (load_u32(chunk, at) & 0xFFFFFFF0u) == 0x184D2A50u; ++n) {
+        at += 8 + static_cast<i64>(load_u32(chunk, at + 4));
+    }
+    return at;
+}
+
 // All blocks of the first frame are looked at. A frame that does not state its size is sound if they cannot decode to
 // more than there is room for. A frame of very many small blocks is left to the host, so that the walk stays short.
 XGZ_FN FrameProblem check_zstd(Bytes chunk, Expected expected) {
@@ -46,7 +54,7 @@ XGZ_FN FrameProblem check_zstd(Bytes chunk, Expected expected) {
     if (blocks.is_wrong) return PROBLEM_BLOCK;
     if (header.has_dictionary_id) return PROBLEM_DICTIONARY;
     // bytes behind the frame may be another, which may be empty; the host tells
-    if (!blocks.is_last || blocks.end + behind != chunk.size) return PROBLEM_MORE_FRAMES;
+    if (!blocks.is_last || skip_skippable(chunk, blocks.end + behind) != chunk.size) return PROBLEM_MORE_FRAMES;
     if (!header.has_content_size) {
         return blocks.max_content_nbytes <= expected.room_nbytes ? PROBLEM_NONE : PROBLEM_SIZE_UNKNOWN;
     }

@@ -243,6 +243,25 @@ def test_lazy_data_broadcasts_and_reindexes(store: str) -> None:
         xr.testing.assert_identical(result.as_numpy(), operate(expected))
 
 
+@pytest.mark.parametrize("chunks", [None, {"time": 2}])
+def test_a_condition_on_a_coordinate_goes_beside_the_data(store: str, chunks: Any) -> None:
+    dataset, expected = open_on("cuda", store, chunks=chunks), open_on("cpu", store)
+    condition = (dataset.lat > 15).gpuzarr.beside(dataset.t)
+    assert hasattr(condition.data, "__dask_graph__") == bool(chunks)
+    result = dataset.t.where(condition).compute()
+    assert is_device_array(result.data)
+    xr.testing.assert_identical(result.as_numpy(), expected.t.where(expected.lat > 15))
+
+
+def test_beside_data_on_the_host_nothing_moves(store: str) -> None:
+    host, dataset = open_on("cpu", store), open_on("cuda", store)
+    xr.testing.assert_identical(host.lat.gpuzarr.beside(host.t), host.lat)
+    assert isinstance(host.height.gpuzarr.beside(host.t).data, np.ndarray)
+    assert is_device_array(dataset.t.gpuzarr.beside(dataset.packed).data)
+    with pytest.raises(TypeError, match="CuPy has no <U1 dtype"):
+        dataset.label.gpuzarr.beside(dataset.t)
+
+
 def test_in_place_arithmetic(store: str) -> None:
     dataset, expected = open_on("cuda", store), open_on("cpu", store).load()
     array, wanted = dataset.t, expected.t

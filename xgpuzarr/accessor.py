@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import xarray as xr
 
 from xgpuzarr.chunk_manager import read_by
-from xgpuzarr.device_variable import DeviceVariable, lazy_selection, on_host, stored_array
+from xgpuzarr.device_variable import DeviceVariable, beside, lazy_selection, on_host, stored_array
 from xgpuzarr.transfer import is_on_device, to_device, to_host
 
 if TYPE_CHECKING:
@@ -187,6 +187,28 @@ class GpuZarrDataArrayAccessor:
         >>> ds.t2m.weighted(weights).mean()  # doctest: +SKIP
         """
         return self._with(_on_device(self._array.variable))
+
+    def beside(self, other: xr.DataArray) -> xr.DataArray:
+        """Copy the values to where those of another array are, for functions that take both; not the coordinates.
+
+        Parameters
+        ----------
+        other
+            Any data array. Where it is on the host, nothing is copied. Where it is in dask blocks on the device, the
+            copy is made by the workers.
+
+        Raises
+        ------
+        TypeError
+            CuPy has no such dtype.
+
+        Examples
+        --------
+        >>> ds.t2m.where((ds.lat > 60).gpuzarr.beside(ds.t2m))  # doctest: +SKIP
+        """
+        if on_host(other.variable):
+            return self._array.copy(deep=False)
+        return self._with(beside(self._array.variable, other.variable))
 
     def to_host(self) -> xr.DataArray:
         """Copy the values to the host; see `GpuZarrDatasetAccessor.to_host`."""

@@ -8,7 +8,7 @@
 * `float(ds.t.mean())` asks for one number in so many words, and gets it.
 
 What comes out of `xarray.apply_ufunc` (`where`, `np.sqrt`, `weighted`) is a plain variable, and CuPy refuses to mix it
-with host data: ``.gpuzarr.to_device()`` on the other operand is the way.
+with host data, as it does within such functions: ``.gpuzarr.beside(ds.t)`` on the other operand is the way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from xgpuzarr.transfer import DEVICE_KINDS, is_on_device, to_device
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DeviceVariable", "lazy_selection", "on_host", "stored_array"]
+__all__ = ["DeviceVariable", "beside", "lazy_selection", "on_host", "stored_array"]
 
 
 class DeviceVariable(BlockVariable):
@@ -89,15 +89,34 @@ class DeviceVariable(BlockVariable):
 
     def _beside(self, other: Any) -> Any:
         """Copy an operand on the host to the device, if it has numbers and the variable is there."""
-        is_variable = isinstance(other, xr.Variable)
-        if not (is_variable or isinstance(other, np.ndarray)) or other.dtype.kind not in DEVICE_KINDS or on_host(self):
+        if not isinstance(other, (xr.Variable, np.ndarray)) or other.dtype.kind not in DEVICE_KINDS or on_host(self):
             return other
-        if not is_variable:
-            return to_device(other)
-        data = other.data
-        if hasattr(self._data, "__dask_graph__") and not hasattr(data, "__dask_graph__"):
-            data = other.to_base_variable().chunk().data  # so that the copy is made by the workers
-        return xr.Variable(other.dims, to_device(data), other.attrs)
+        return beside(other, self) if isinstance(other, xr.Variable) else to_device(other)
+
+
+def beside(variable: xr.Variable, other: xr.Variable) -> xr.Variable:
+    """Copy a variable to the device, to take part in one operation with another that is there.
+
+    Where the other one is in dask blocks, the copy is made by the workers.
+
+    Parameters
+    ----------
+    variable
+        On the host; one on the device is returned as it is.
+    other
+        On the device.
+
+    Raises
+    ------
+    TypeError
+        CuPy has no such dtype.
+    """
+    if not on_host(variable):
+        return variable
+    data = variable.data
+    if hasattr(other._data, "__dask_graph__") and not hasattr(data, "__dask_graph__"):  # noqa: SLF001
+        data = variable.to_base_variable().chunk().data
+    return DeviceVariable(variable.dims, to_device(data), variable.attrs)
 
 
 def _reflected(name: str) -> Any:

@@ -1,31 +1,19 @@
-"""Carrying out a read plan on the host: each task of a thread pool takes a few neighbouring chunks from bytes to place.
-
-`read_host` fills a NumPy array: a chunk is still in cache when it is copied. `HostTasks` is what it shares with
-`xgpuzarr.execute_staged`, which sends the decoded chunks on to the device.
-"""
+"""Carrying out a read plan on the host, into a NumPy array: a chunk is in cache when it is copied to its place."""
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from abc import ABC, abstractmethod
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xgpuzarr.decoders.host import decode_chunk
 from xgpuzarr.diagnostics import ReadReport, emit
-from xgpuzarr.errors import CorruptChunkError, UnsupportedError
-from xgpuzarr.locate import locate
-from xgpuzarr.plan.byte_ranges import ByteRanges, coalesce
-from xgpuzarr.plan.codec_facts import DEVICE_ONLY
+from xgpuzarr.host_tasks import HostTasks
 from xgpuzarr.plan.group_chunks import SliceChunks
 from xgpuzarr.plan.selection import AxisSlice
-from xgpuzarr.pool import run_all
 from xgpuzarr.readers.host import LocalReader
-from xgpuzarr.readers.protocol import MISSING, WHOLE, ObjectRead
+from xgpuzarr.readers.protocol import MISSING
 
 if TYPE_CHECKING:
     import zarr
@@ -35,10 +23,7 @@ if TYPE_CHECKING:
     from xgpuzarr.plan.read_plan import ReadPlan
     from xgpuzarr.plan.selection import Selection
 
-__all__ = ["HostTasks", "read_by_zarr", "read_host"]
-
-TASK_DECODED_NBYTES = 4 << 20
-"""Decoded bytes one task aims at: enough to make the cost of a task small, few enough to keep threads busy."""
+__all__ = ["read_by_zarr", "read_host"]
 
 
 def read_host(plan: ReadPlan, source: Source) -> NDArray[Any]:
@@ -86,112 +71,6 @@ def read_by_zarr(array: zarr.Array[Any], selection: Selection) -> NDArray[Any]:
 
 def _positions(group: AxisSlice) -> NDArray[np.int64]:
     return group.start + group.step * np.arange(group.count, dtype=np.int64)
-
-
-class HostTasks(ABC):
-    """The chunks of one read, encoded bytes in host memory, a few at a time on every thread.
-
-    Parameters
-    ----------
-    plan
-        The read.
-    source
-        From where.
-
-    Raises
-    ------
-    UnsupportedError
-        The host has no decoder for them.
-    """
-
-    def __init__(self, plan: ReadPlan, source: Source) -> None:
-        self.plan, self.source = plan, source
-        self.chain = plan.layout.codec_chain
-        compressor = self.chain.compressor
-        if compressor is not None and compressor.codec in DEVICE_ONLY:
-            raise UnsupportedError(
-                f"array {plan.layout.path!r}: codec {compressor.codec!r} has no decoder on the host; "
-                "open it with device='cuda' and a route other than 'host'"
-            )
-
-    @abstractmethod
-    def place(self, row: int, encoded: memoryview, offset: int | None = None) -> None:
-        """Take one chunk from its bytes to its place; on any thread.
-
-        Parameters
-        ----------
-        row
-            Plan row of the chunk.
-        encoded
-            Its encoded bytes.
-        offset
-            Where these start in the object; None where they are the object.
-        """
-
-    @abstractmethod
-    def fill(self, row: int) -> None:
-        """Put the fill value where a chunk does not exist; on any thread."""
-
-    def run(self, rows: NDArray[np.int64]) -> None:
-        """Bring the chunks of some plan rows to their place."""
-        plan, options = self.plan, self.source.options
-        rows_a_task = max(1, TASK_DECODED_NBYTES // max(1, plan.layout.chunk_nbytes))
-        rows_a_task = min(rows_a_task, max(1, math.ceil(len(rows) / (4 * options.threads))))
-        if not plan.layout.shard_levels:
-            starts = range(0, len(rows), rows_a_task)
-            run_all(lambda start: self.objects(rows[start : start + rows_a_task]), starts, options.threads)
-            return
-        order = rows[np.lexsort((self.ranges.offset[rows], self.ranges.object_row[rows]))]
-        tasks = _tasks(self.ranges.object_row[order], rows_a_task)
-        run_all(lambda task: self._shard_part(order[task[0] : task[1]]), tasks, options.threads)
-
-    @cached_property
-    def ranges(self) -> ByteRanges:
-        """Where the chunks of a sharded array lie."""
-        n_threads = self.source.options.threads
-        return locate(self.plan, self.source.reader, lambda call, numbers: run_all(call, numbers, n_threads))
-
-    def objects(self, rows: NDArray[np.int64]) -> None:
-        """Chunks that are objects of their own."""
-        wanted = [ObjectRead(key, ((0, WHOLE),)) for key in self.plan.keys(self.plan.object_row[rows])]
-        for row, parts in zip(rows.tolist(), self.source.reader.read(wanted), strict=True):
-            if parts is None:
-                self.fill(row)
-            else:
-                self.place(row, parts[0])
-
-    def _shard_part(self, rows: NDArray[np.int64]) -> None:
-        """Chunks of one shard, in the order they are stored."""
-        options, ranges = self.source.options, self.ranges
-        present = rows[ranges.nbytes[rows] != MISSING]
-        for row in rows[ranges.nbytes[rows] == MISSING].tolist():
-            self.fill(row)
-        if not len(present):
-            return
-        part = ByteRanges(ranges.object_row[present], ranges.offset[present], ranges.nbytes[present])
-        spans = coalesce(part, max_gap_bytes=options.max_gap_bytes, max_read_bytes=options.max_read_bytes)
-        number = int(part.object_row[0])
-        key = self.plan.keys(slice(number, number + 1))[0]
-        span_ranges = tuple(zip(spans.offset.tolist(), spans.nbytes.tolist(), strict=True))
-        (parts,) = self.source.reader.read([ObjectRead(key, span_ranges)])
-        if parts is None:
-            raise self.corrupt(int(present[0]), "the shard vanished while it was being read")
-        columns = (present, spans.chunk_span, spans.chunk_offset, part.nbytes, part.offset)
-        for row, span, at, nbytes, offset in zip(*(column.tolist() for column in columns), strict=True):
-            self.place(row, parts[span][at : at + nbytes], offset)
-
-    def decode(self, row: int, encoded: memoryview, out: NDArray[np.uint8], offset: int | None) -> None:
-        """Decode one chunk into `out`, all but axes and byte order."""
-        problem = decode_chunk(self.chain, encoded, out)
-        if problem:
-            raise self.corrupt(row, problem, offset, len(encoded))
-
-    def corrupt(
-        self, row: int, problem: str, offset: int | None = None, nbytes: int | None = None
-    ) -> CorruptChunkError:
-        """Make the error of one chunk."""
-        where = self.plan.label(row) if offset is None else self.plan.label(row, offset, nbytes)
-        return CorruptChunkError(f"{where}: {problem}")
 
 
 class _HostRead(HostTasks):
@@ -313,15 +192,3 @@ def _product_index(positions: tuple[slice | NDArray[np.int64], ...]) -> Any:
         return positions
     spread = [np.arange(p.start, p.stop) if isinstance(p, slice) else p for p in positions]
     return np.ix_(*spread)
-
-
-def _tasks(object_row: NDArray[np.int64], rows_a_task: int) -> list[tuple[int, int]]:
-    """Cut sorted rows into (start, stop) pieces of at most `rows_a_task` that stay within one object."""
-    edges = np.flatnonzero(np.diff(object_row)) + 1
-    starts = [0, *edges.tolist()]
-    stops = [*edges.tolist(), len(object_row)]
-    return [
-        (at, min(at + rows_a_task, stop))
-        for start, stop in zip(starts, stops, strict=True)
-        for at in range(start, stop, rows_a_task)
-    ]

@@ -16,7 +16,7 @@ import numpy as np
 
 from xgpuzarr.device_output import DeviceOutput
 from xgpuzarr.diagnostics import ReadReport, emit
-from xgpuzarr.execute_host import HostTasks
+from xgpuzarr.host_tasks import HostTasks
 from xgpuzarr.readers.staging import PinnedPool
 
 if TYPE_CHECKING:

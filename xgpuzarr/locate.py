@@ -15,6 +15,7 @@ from xgpuzarr.errors import ChunkReadError, CorruptChunkError
 from xgpuzarr.plan.byte_ranges import ByteRanges
 from xgpuzarr.plan.shard_index import NOT_STORED, check_shard_ranges, parse_shard_index
 from xgpuzarr.readers.protocol import MISSING, ObjectRead
+from xgpuzarr.readers.store import StoreReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -34,6 +35,9 @@ UNKNOWN_NBYTES = 1 << 62
 
 OBJECTS_A_TASK = 64
 """Objects whose indexes one task reads: small reads, many of which take as long as starting a task."""
+
+OBJECTS_A_WAVE = 4096
+"""The same for stores that answer requests, where many are under way at once."""
 
 INDEXES_NBYTES = 256 << 20
 """Most bytes of parsed indexes held at once."""
@@ -134,10 +138,11 @@ def _read_indexes(
     nbytes_table = offset_table.copy()
     order = np.argsort(shard_object, kind="stable")
     bounds = np.searchsorted(shard_object[order], np.arange(len(keys) + 1))
+    n_at_once = OBJECTS_A_WAVE if isinstance(reader, StoreReader) else OBJECTS_A_TASK
 
     def read_objects(start: int) -> None:
         wanted: list[tuple[str, list[int], ObjectRead]] = []
-        for number in range(start, min(start + OBJECTS_A_TASK, len(keys))):
+        for number in range(start, min(start + n_at_once, len(keys))):
             label = f"array {plan.layout.path!r} of store {plan.layout.store_name!r}, key {keys[number]!r}"
             shards = [s for s in order[bounds[number] : bounds[number + 1]].tolist() if shard_nbytes[s] != MISSING]
             places = [_index_place(level, int(shard_start[s]), int(shard_nbytes[s]), label) for s in shards]
@@ -150,7 +155,7 @@ def _read_indexes(
             for shard, raw in zip(shards, raws or [], strict=raws is not None):
                 offset_table[shard], nbytes_table[shard] = parse_shard_index(raw, level, label=label)
 
-    run_all(read_objects, range(0, len(keys), OBJECTS_A_TASK))
+    run_all(read_objects, range(0, len(keys), n_at_once))
     return offset_table, nbytes_table
 
 

@@ -96,7 +96,7 @@ def reader_for(array: zarr.Array[Any], options: ReadOptions) -> LocalReader | St
     store = array.store
     if type(store) is LocalStore:
         return LocalReader(Path(store.root))
-    return StoreReader(store, options.concurrency)
+    return StoreReader(store, options)
 
 
 def as_store(store: StoreLike) -> Any:

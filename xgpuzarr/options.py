@@ -38,10 +38,19 @@ class ReadOptions:
     n_threads
         Host threads that read and decode. None: as many as the CPUs that the reading process may run on.
     concurrency
-        Requests to a remote store in flight at once.
+        Requests to a store that is not a local folder, in flight at once for one read.
+    n_retries
+        How often a request to such a store is made again after the connection was lost, the answer was cut short, or
+        the server was busy (HTTP status 408, 429 or 5xx). For stores without retries of their own, as fsspec's HTTP;
+        others have given up by then. The pauses are 0.1 s, 0.4 s, 1.6 s, ...
+    timeout_s
+        Seconds after which such a request is an error, with all retries. It bounds a read where a store has no bound
+        of its own. 300 s is enough for a full read on a slow line.
     max_gap_bytes
-        Two byte ranges of one object closer than this are read as one. 64 KiB costs a local disk less than a
+        Two byte ranges of one file closer than this are read as one. 64 KiB costs a local disk less than a
         second request does.
+    max_remote_gap_bytes
+        The same for objects of other stores, where a request costs as much as 1 MiB or more.
     max_read_bytes
         Largest read made by joining byte ranges. Larger single chunks are still read whole.
     max_batch_bytes
@@ -54,7 +63,10 @@ class ReadOptions:
     route: Literal["auto", "device", "host"] = field(default_factory=_route_of_environment)
     n_threads: int | None = None
     concurrency: int = 64
+    n_retries: int = 3
+    timeout_s: float = 300.0
     max_gap_bytes: int = 64 * KIB
+    max_remote_gap_bytes: int = MIB
     max_read_bytes: int = 16 * MIB
     max_batch_bytes: int | None = None
     target_block_bytes: int = 256 * MIB
@@ -65,12 +77,16 @@ class ReadOptions:
         for name, least in (
             ("n_threads", 1),
             ("concurrency", 1),
+            ("n_retries", 0),
             ("max_gap_bytes", 0),
+            ("max_remote_gap_bytes", 0),
             ("max_read_bytes", 1),
             ("target_block_bytes", 1),
         ):
             if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s must be more than 0 s, got {self.timeout_s}")
         if self.max_batch_bytes is not None and self.max_batch_bytes < MIB:
             raise ValueError(f"max_batch_bytes must be at least {MIB} bytes, got {self.max_batch_bytes}")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["run_all"]
+__all__ = ["executor", "run_all"]
 
 _pools: dict[int, ThreadPoolExecutor] = {}
 _pools_lock = threading.Lock()
@@ -26,7 +26,7 @@ def run_all[T](call: Callable[[T], None], items: Iterable[T], n_threads: int) ->
         for item in todo:
             call(item)
         return
-    pool = _pool(n_threads)
+    pool = executor(n_threads)
     futures = [pool.submit(call, item) for item in todo]
     try:
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
@@ -38,7 +38,8 @@ def run_all[T](call: Callable[[T], None], items: Iterable[T], n_threads: int) ->
         wait(futures)  # none may still write to the output once it is handed out or dropped
 
 
-def _pool(n_threads: int) -> ThreadPoolExecutor:
+def executor(n_threads: int) -> ThreadPoolExecutor:
+    """Give the pool of `n_threads` threads of this process."""
     with _pools_lock:
         if n_threads not in _pools:
             _pools[n_threads] = ThreadPoolExecutor(n_threads, thread_name_prefix="xgpuzarr")

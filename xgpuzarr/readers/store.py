@@ -1,8 +1,14 @@
-"""Byte ranges of objects in any zarr-python store (memory, zip, fsspec, obstore, icechunk), into host memory."""
+"""Byte ranges of objects in any zarr-python store (fsspec, obstore, icechunk, zip, memory), into host memory.
+
+A store is asked on zarr-python's event loop, where its connections live, and many requests are in flight at once.
+`StoreReader.read_each` hands what arrives to a pool of threads while the rest is under way.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
+from concurrent.futures import wait
 from typing import TYPE_CHECKING
 
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
@@ -13,79 +19,184 @@ from xgpuzarr.errors import ChunkReadError, CorruptChunkError
 from xgpuzarr.readers.protocol import WHOLE, ObjectRead
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from concurrent.futures import Executor, Future
 
     from zarr.abc.store import ByteRequest, Store
+    from zarr.core.buffer import Buffer
+
+    from xgpuzarr.options import ReadOptions
+
+    type Parts = list[memoryview] | None
 
 __all__ = ["StoreReader"]
 
+HELD_NBYTES = 1 << 30
+"""Bytes that may have arrived and wait to be taken, or be about to arrive."""
+
+FIRST_PAUSE_S = 0.1
+"""Before a request is made again; four times as long before each further time."""
+
 
 class StoreReader:
-    """Reads objects through the asynchronous interface of a zarr-python store.
+    """Reads objects through the asynchronous interface of a zarr-python store. Made for one read.
 
     Parameters
     ----------
     store
-        An open store. Its own retries and time-outs apply.
-    concurrency
-        Requests in flight at once.
+        An open store. Its own retries and time-outs come first.
+    options
+        `concurrency`, `n_retries` and `timeout_s` are what concerns stores.
     """
 
-    __slots__ = ("_concurrency", "_store")
+    __slots__ = ("_limit", "_options", "_store")
 
-    def __init__(self, store: Store, concurrency: int) -> None:
+    def __init__(self, store: Store, options: ReadOptions) -> None:
         self._store = store
-        self._concurrency = concurrency
+        self._options = options
+        self._limit = asyncio.Semaphore(options.concurrency)
 
     @property
     def store_name(self) -> str:
         """The store, as errors name it."""
         return str(self._store)
 
-    def read(self, wanted: Sequence[ObjectRead]) -> list[list[memoryview] | None]:
-        """Bytes of each range of each object; see `Reader.read`."""
-        return sync(self._read(wanted))
-
     def object_nbytes(self, key: str) -> int | None:  # noqa: ARG002
         """None: most stores answer with a request, or by reading the object."""
         return None
 
-    async def _read(self, wanted: Sequence[ObjectRead]) -> list[list[memoryview] | None]:
-        limit = asyncio.Semaphore(self._concurrency)
-        flat = [(item.key, offset, nbytes) for item in wanted for offset, nbytes in item.ranges]
-        parts = iter(await asyncio.gather(*(self._get(limit, *request) for request in flat)))
-        result: list[list[memoryview] | None] = []
-        for item in wanted:
-            got = [next(parts) for _ in item.ranges]
-            present = [part for part in got if part is not None]
-            if present and len(present) < len(got):
-                raise ChunkReadError(f"store {self.store_name!r}, key {item.key!r}: object vanished while being read")
-            result.append(present or None)
-        return result
+    def read(self, wanted: Sequence[ObjectRead]) -> list[Parts]:
+        """Bytes of each range of each object; see `Reader.read`."""
+        found: list[Parts] = [None] * len(wanted)
 
-    async def _get(self, limit: asyncio.Semaphore, key: str, offset: int, nbytes: int) -> memoryview | None:
-        async with limit:
-            try:
-                buffer = await self._store.get(key, default_buffer_prototype(), _request(offset, nbytes))
-            except (OSError, TimeoutError) as error:
-                raise ChunkReadError(
-                    f"store {self.store_name!r}, key {key!r}, bytes {offset}:{offset + nbytes}: {error}"
-                ) from error
-            except BaseException as error:
-                # a store's own errors stay what they are, and gain the place
-                error.add_note(
-                    f"while reading store {self.store_name!r}, key {key!r}, bytes {offset}:{offset + nbytes}"
-                )
-                raise
+        async def keep(index: int, parts: Parts) -> None:
+            found[index] = parts
+
+        numbered = ((item, index) for index, item in enumerate(wanted))
+        sync(self._read_each(numbered, keep, min(self._options.concurrency, len(wanted))))
+        return found
+
+    def read_each[T](
+        self,
+        wanted: Iterable[tuple[ObjectRead, T]],
+        take: Callable[[T, Parts], Sequence[Callable[[], None]]],
+        executor: Executor,
+        *,
+        item_nbytes: int,
+    ) -> None:
+        """Read many objects, and work on each as soon as it is there, while others are under way.
+
+        Parameters
+        ----------
+        wanted
+            What to read, and what `take` is told of it; the next item is drawn when its request is about to be made.
+        take
+            Called in the order of arrival, on the event loop, with what `read` would give for an item. It returns at
+            once, with calls that do the work.
+        executor
+            Makes these calls.
+        item_nbytes
+            What one item brings, about, in bytes. Fewer large ones are under way at a time, to bound memory.
+
+        Raises
+        ------
+        ChunkReadError, CorruptChunkError
+            As `read`; and whatever a call raises. No call is running any more when this returns or raises.
+        """
+        running: set[Future[None]] = set()
+        is_over = False
+
+        async def work(item: T, parts: Parts) -> None:
+            if is_over:
+                return
+            calls = [executor.submit(call) for call in take(item, parts)]
+            running.update(calls)
+            await asyncio.gather(*map(asyncio.wrap_future, calls))
+            running.difference_update(calls)
+
+        n_at_once = min(self._options.concurrency, max(2, HELD_NBYTES // max(1, item_nbytes)))
+        try:
+            sync(self._read_each(wanted, work, n_at_once))
+        finally:
+            is_over = True  # after an interrupt the event loop would go on
+            left = list(running)
+            for call in left:
+                call.cancel()
+            wait(left)
+
+    async def _read_each[T](
+        self, wanted: Iterable[tuple[ObjectRead, T]], work: Callable[[T, Parts], Awaitable[None]], n_at_once: int
+    ) -> None:
+        todo = iter(wanted)
+        workers = [asyncio.create_task(self._work(todo, work)) for _ in range(n_at_once)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+
+    async def _work[T](self, todo: Iterator[tuple[ObjectRead, T]], work: Callable[[T, Parts], Awaitable[None]]) -> None:
+        """Read one item after the other, of those that no other worker has taken."""
+        for wanted, item in todo:
+            await work(item, await self._read_object(wanted))
+
+    async def _read_object(self, wanted: ObjectRead) -> Parts:
+        parts = await asyncio.gather(*(self._get(wanted.key, *place) for place in wanted.ranges))
+        present = [part for part in parts if part is not None]
+        if present and len(present) < len(parts):
+            raise ChunkReadError(f"store {self.store_name!r}, key {wanted.key!r}: object vanished while being read")
+        return present or None
+
+    async def _get(self, key: str, offset: int, nbytes: int) -> memoryview | None:
+        async with self._limit:
+            buffer = await self._answer(key, offset, nbytes)
         if buffer is None:
             return None
         got = memoryview(buffer.as_numpy_array())
-        if nbytes != WHOLE and len(got) != nbytes:
+        if nbytes != WHOLE and len(got) > nbytes:
+            raise ChunkReadError(f"{self._where(key, offset, nbytes)}: got {len(got)} bytes; it does not serve ranges")
+        if nbytes != WHOLE and len(got) < nbytes:
             raise CorruptChunkError(
-                f"store {self.store_name!r}, key {key!r}: bytes {offset}:{offset + nbytes} were asked for, "
-                f"got {len(got)} bytes; the object was cut short"
+                f"{self._where(key, offset, nbytes)}: got {len(got)} bytes; the object was cut short"
             )
         return got
+
+    async def _answer(self, key: str, offset: int, nbytes: int) -> Buffer | None:
+        """What the store gives, within the time and the tries that the options allow."""
+        timeout_s, n_retries = self._options.timeout_s, self._options.n_retries
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        for n_failed in range(n_retries + 1):
+            answer = asyncio.ensure_future(
+                self._store.get(key, default_buffer_prototype(), _request(offset, nbytes)), loop=loop
+            )
+            try:
+                await asyncio.wait((answer,), timeout=deadline - loop.time())
+            finally:
+                answer.cancel()  # without effect on one that is complete
+            if not answer.done():
+                raise ChunkReadError(
+                    f"{self._where(key, offset, nbytes)}: no answer within {timeout_s} s; look at the network, or "
+                    "raise timeout_s in ReadOptions"
+                )
+            error = answer.exception()
+            if error is None:
+                return answer.result()
+            if n_failed == n_retries or not _may_pass(error):
+                reason = str(error).partition("\n")[0] or type(error).__name__  # obstore's goes on for pages
+                tried = f", {n_failed + 1} times" if n_failed else ""
+                raise ChunkReadError(f"{self._where(key, offset, nbytes)}: {reason}{tried}") from error
+            await asyncio.sleep(min(FIRST_PAUSE_S * 4**n_failed, max(0.0, deadline - loop.time())))
+        raise AssertionError  # the last try returns or raises
+
+    def _where(self, key: str, offset: int, nbytes: int) -> str:
+        if offset < 0:
+            span = f"last {-offset} bytes"
+        elif nbytes == WHOLE:
+            span = "whole object" if not offset else f"bytes from {offset} on"
+        else:
+            span = f"bytes {offset}:{offset + nbytes}"
+        return f"store {self.store_name!r}, key {key!r} ({span})"
 
 
 def _request(offset: int, nbytes: int) -> ByteRequest | None:
@@ -94,3 +205,17 @@ def _request(offset: int, nbytes: int) -> ByteRequest | None:
     if nbytes == WHOLE:
         return OffsetByteRequest(offset) if offset else None
     return RangeByteRequest(offset, offset + nbytes)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same request may succeed a little later.
+
+    True for lost connections and busy servers as Python and aiohttp report them, which fsspec's HTTP does not try
+    again. Clients with retries of their own (s3fs, gcsfs, obstore, icechunk) raise errors of their own after these.
+    """
+    status = getattr(error, "status", None)
+    if isinstance(status, int):
+        return status in (408, 429) or status >= 500
+    client = sys.modules.get("aiohttp")
+    passing = (client.ClientConnectionError, client.ClientPayloadError) if client else ()
+    return isinstance(error, (ConnectionError, TimeoutError, *passing))

@@ -1,0 +1,152 @@
+"""Does a reader of any store keep requests under way, bound what it holds, and end cleanly?"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from zarr.core.buffer import default_buffer_prototype
+from zarr.storage import MemoryStore
+
+from xgpuzarr.errors import ChunkReadError, CorruptChunkError
+from xgpuzarr.options import ReadOptions
+from xgpuzarr.readers.protocol import WHOLE, ObjectRead
+from xgpuzarr.readers.store import HELD_NBYTES, StoreReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from zarr.abc.store import ByteRequest
+    from zarr.core.buffer import Buffer, BufferPrototype
+
+
+class FakeStore(MemoryStore):
+    """Objects "0", "1", ... of ten bytes. Counts requests under way, and raises what `errors` holds for a key."""
+
+    def __init__(self, n_objects: int = 40) -> None:
+        make = default_buffer_prototype().buffer.from_bytes
+        super().__init__({str(number): make(bytes([number]) * 10) for number in range(n_objects)})
+        self.errors: dict[str, list[Exception]] = {}
+        self.asked: list[str] = []
+        self.n_under_way = self.most_under_way = 0
+        self.is_cut = False
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        self.asked.append(key)
+        self.n_under_way += 1
+        self.most_under_way = max(self.most_under_way, self.n_under_way)
+        try:
+            await asyncio.sleep(0.001)
+            if self.errors.get(key):
+                raise self.errors[key].pop()
+            found = await super().get(key, prototype, byte_range)
+            return found[:-1] if self.is_cut and found is not None else found
+        finally:
+            self.n_under_way -= 1
+
+
+def whole(*numbers: int) -> list[ObjectRead]:
+    return [ObjectRead(str(number), ((0, WHOLE),)) for number in numbers]
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as executor:
+        yield executor
+
+
+def read_each(
+    reader: StoreReader, numbers: range, pool: ThreadPoolExecutor, call: Callable[[int, Any], None], nbytes: int = 10
+) -> None:
+    wanted = zip(whole(*numbers), numbers, strict=True)
+    reader.read_each(wanted, lambda number, parts: [partial(call, number, parts)], pool, item_nbytes=nbytes)
+
+
+def test_ranges_of_objects() -> None:
+    reader = StoreReader(FakeStore(), ReadOptions())
+    wanted = [ObjectRead("3", ((0, WHOLE), (8, WHOLE), (2, 4), (-3, 3))), ObjectRead("99", ((0, WHOLE),))]
+    first, missing = reader.read(wanted)
+    assert [bytes(part) for part in first] == [b"\3" * 10, b"\3" * 2, b"\3" * 4, b"\3" * 3]
+    assert missing is None
+    assert reader.read([]) == []
+
+
+def test_a_range_cut_short_is_corrupt() -> None:
+    store = FakeStore()
+    store.is_cut = True
+    with pytest.raises(CorruptChunkError, match=r"key '3' \(bytes 2:6\): got 3 bytes; the object was cut short"):
+        StoreReader(store, ReadOptions()).read([ObjectRead("3", ((2, 4),))])
+
+
+def test_each_object_is_worked_on_once_on_the_pool(pool: ThreadPoolExecutor) -> None:
+    store, found, threads = FakeStore(), {}, set()
+
+    def call(number: int, parts: Any) -> None:
+        found[number] = parts and bytes(parts[0])
+        threads.add(threading.current_thread())
+
+    read_each(StoreReader(store, ReadOptions(concurrency=8)), range(50), pool, call)
+    assert found == {number: bytes([number]) * 10 if number < 40 else None for number in range(50)}
+    assert sorted(store.asked) == sorted(map(str, range(50)))
+    assert store.most_under_way == 8
+    assert threads <= set(pool._threads)
+
+
+def test_requests_wait_for_work_so_that_memory_is_bounded(pool: ThreadPoolExecutor) -> None:
+    store, may_go = FakeStore(), threading.Event()
+
+    def call(number: int, parts: Any) -> None:  # noqa: ARG001
+        if number == 0:
+            may_go.wait(0.05)
+            assert len(store.asked) <= 2 + 1  # large items: two under way or held, and the one that another freed
+
+    read_each(StoreReader(store, ReadOptions(concurrency=8)), range(2), pool, call, nbytes=HELD_NBYTES)
+    read_each(StoreReader(store, ReadOptions(concurrency=8)), range(10), pool, lambda *_: None, nbytes=HELD_NBYTES)
+    assert store.most_under_way == 2
+
+
+def test_an_error_of_a_call_ends_the_read_and_no_call_runs_on(pool: ThreadPoolExecutor) -> None:
+    running, ended = [], []
+
+    def call(number: int, parts: Any) -> None:  # noqa: ARG001
+        running.append(number)
+        try:
+            if number == 1:
+                raise CorruptChunkError("chunk 1")
+            threading.Event().wait(0.02)
+        finally:
+            ended.append(number)
+
+    store = FakeStore()
+    with pytest.raises(CorruptChunkError, match="chunk 1"):
+        read_each(StoreReader(store, ReadOptions(concurrency=4)), range(40), pool, call)
+    assert sorted(running) == sorted(ended)
+    assert len(store.asked) < 40
+
+
+def test_errors_that_may_pass_are_tried_again_and_others_not() -> None:
+    store = FakeStore()
+    store.errors = {"0": [ConnectionResetError("reset"), TimeoutError()], "1": [PermissionError("no")]}
+    reader = StoreReader(store, ReadOptions(n_retries=2))
+    assert reader.read(whole(0)) == [[b"\0" * 10]]
+    with pytest.raises(ChunkReadError, match=r"key '1' \(whole object\): no$"):
+        reader.read(whole(1))
+    assert store.asked == ["0", "0", "0", "1"]
+
+
+def test_an_error_after_all_tries_says_how_many() -> None:
+    store = FakeStore()
+    store.errors = {"0": [ConnectionResetError("reset"), ConnectionResetError("reset")]}
+    with pytest.raises(ChunkReadError, match=r"key '0' \(whole object\): reset, 2 times$") as failed:
+        StoreReader(store, ReadOptions(n_retries=1)).read(whole(0))
+    assert isinstance(failed.value.__cause__, ConnectionResetError)
+
+
+@pytest.mark.parametrize("options", [{"timeout_s": 0}, {"n_retries": -1}, {"max_remote_gap_bytes": -1}])
+def test_options_of_stores_are_checked(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        ReadOptions(**options)

@@ -1,0 +1,144 @@
+"""How fast are stores behind a web server read, beside xarray's own Zarr engine?
+
+A server in a process of its own (`file_server.py`) serves the stores on the loopback interface. Each is read whole by
+``engine="gpuzarr"`` and by ``engine="zarr"``, through fsspec and through obstore: metadata is read once, then each read
+fetches, decodes and gives one array, in device memory with ``--device cuda``. ``zarr-fused`` is zarr-python's newer
+codec pipeline. ``--latency-ms`` holds each answer back, as a distant store would. Rates are decoded bytes over seconds;
+every reader's result is compared with zarr-python's from the folder, bit for bit.
+
+Run ``python benchmarks/remote.py --device cpu --json benchmarks/results/host-remote.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import obstore.store
+import xarray as xr
+import zarr
+from harness import Store, add_common_arguments, add_store_arguments, write_report, write_store
+from zarr.errors import ZarrUserWarning
+from zarr.storage import FsspecStore, ObjectStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+BATCHED = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+FUSED = "zarr.core.codec_pipeline.FusedCodecPipeline"
+
+
+def main() -> None:
+    """Run every case, print a line for each and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_common_arguments(parser)
+    add_store_arguments(parser, encodings=["zstd", "blosc-lz4", "shards"])
+    parser.set_defaults(decoded_gb=0.5)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--latency-ms", type=float, nargs="+", default=[0.0])
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        for encoding in arguments.encodings:
+            store = write_store(Path(folder), encoding, arguments.decoded_gb)
+            consolidate(store)
+            source = zarr.open_array(store.path / "t", mode="r")[:]
+            for latency_ms in arguments.latency_ms:
+                with serving(Path(folder), latency_ms) as url:
+                    readers = readers_of(f"{url}/{store.path.name}", arguments.device)
+                    for reader, row in measure(readers, source, arguments.repeats).items():
+                        rows.append({"encoding": encoding, "latency_ms": latency_ms, "reader": reader, **row})
+                        print(
+                            f"{encoding:10} {latency_ms:4.0f} ms  {reader:20} {row['gb_per_s']:7.3f} GB/s", flush=True
+                        )
+    write_report("remote", arguments, rows)
+
+
+def consolidate(store: Store) -> None:
+    """Put all metadata in one document: web servers list no folders."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ZarrUserWarning)  # version 3 of the format has no word on it yet
+        zarr.consolidate_metadata(store.path)
+
+
+@contextlib.contextmanager
+def serving(folder: Path, latency_ms: float) -> Iterator[str]:
+    """Serve a folder from another process; gives its URL."""
+    command = [sys.executable, Path(__file__).with_name("file_server.py"), folder, "--latency-ms", str(latency_ms)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.terminate()
+
+
+def readers_of(url: str, device: str) -> dict[str, Callable[[], Any]]:
+    """Make a function that reads all of `t`, for each engine and each kind of store."""
+    readers: dict[str, Callable[[], Any]] = {}
+    for name, store in {
+        "fsspec": FsspecStore.from_url(url, read_only=True),
+        "obstore": ObjectStore(obstore.store.from_url(url, client_options={"allow_http": True}), read_only=True),
+    }.items():
+        ours = xr.open_dataset(store, engine="gpuzarr", device=device, cache=False).t
+        readers[f"gpuzarr {name}"] = lambda ours=ours: ours.data
+        for peer, pipeline in {"zarr": BATCHED, "zarr-fused": FUSED}.items():
+            with zarr.config.set({"codec_pipeline.path": pipeline}):
+                theirs = xr.open_dataset(store, engine="zarr", cache=False).t
+            readers[f"{peer} {name}"] = lambda theirs=theirs: to_device(theirs.values, device)
+    return readers
+
+
+def to_device(array: Any, device: str) -> Any:
+    """Copy a result to the current device, if that is where results are wanted."""
+    if device == "cpu":
+        return array
+    import cupy
+
+    return cupy.asarray(array)
+
+
+def measure(
+    readers: dict[str, Callable[[], Any]], source: np.ndarray[Any, Any], repeats: int
+) -> dict[str, dict[str, Any]]:
+    """Compare every reader's result once, then time them in turn, so that what else the machine does falls on all."""
+    for reader, read in readers.items():
+        result = read()
+        if not np.array_equal(result if isinstance(result, np.ndarray) else result.get(), source):
+            raise AssertionError(f"{reader} gives other values than the store holds")
+    seconds: dict[str, list[float]] = {reader: [] for reader in readers}
+    for _ in range(repeats):
+        for reader, read in readers.items():
+            began = time.perf_counter()
+            wait_for(read())
+            seconds[reader].append(time.perf_counter() - began)
+    return {
+        reader: {
+            "median_s": round(statistics.median(times), 4),
+            "min_s": round(min(times), 4),
+            "max_s": round(max(times), 4),
+            "gb_per_s": round(source.nbytes / statistics.median(times) / 1e9, 3),
+        }
+        for reader, times in seconds.items()
+    }
+
+
+def wait_for(result: Any) -> None:
+    """Return when a result is complete."""
+    if not isinstance(result, np.ndarray):
+        import cupy
+
+        cupy.cuda.get_current_stream().synchronize()
+
+
+if __name__ == "__main__":
+    main()

@@ -14,6 +14,8 @@ import pytest
 import s3fs
 import xarray as xr
 import zarr
+from fsspec.implementations.http import HTTPFileSystem
+from fsspec.implementations.reference import ReferenceFileSystem
 from moto.server import ThreadedMotoServer
 from obstore.store import S3Store
 from zarr.core.sync import sync
@@ -43,6 +45,22 @@ def test_http_v3(http_store: Store, device: str) -> None:
 def test_http_v2(server: RangeServer, device: str) -> None:
     with fsspec_store(f"{server.url}/v2") as store:
         assert_reads_as_zarr(store, device)
+
+
+@pytest.fixture
+def _forget_file_systems() -> Iterator[None]:
+    """Close the connections of file systems that fsspec makes of URLs, and keeps."""
+    yield
+    for file_system in HTTPFileSystem._cache.values():
+        if file_system._session is not None:
+            sync(file_system._session.close())
+    HTTPFileSystem.clear_instance_cache()
+    ReferenceFileSystem.clear_instance_cache()
+
+
+@pytest.mark.usefixtures("_forget_file_systems")
+def test_url(server: RangeServer, device: str) -> None:
+    assert_reads_as_zarr(f"{server.url}/v3", device, storage_options={"headers": {"X-Who": "test"}})
 
 
 @pytest.mark.parametrize("name", ARRAYS)
@@ -144,6 +162,12 @@ def test_kerchunk_references(references: dict[str, Any], server: RangeServer, de
     assert_reads_as_zarr(FsspecStore(file_system, read_only=True, path=""), device, consolidated=False)
     assert {request.range != "" for request in server.seen.requests} == {True}
     sync(file_system.fss["http"]._session.close())
+
+
+@pytest.mark.usefixtures("_forget_file_systems")
+def test_url_of_references(references: dict[str, Any], device: str) -> None:
+    options = {"fo": references, "remote_protocol": "http", "remote_options": {"asynchronous": True}}
+    assert_reads_as_zarr("reference://", device, storage_options=options, consolidated=False)
 
 
 def test_a_reference_to_a_file_that_is_gone_is_no_fill_value(

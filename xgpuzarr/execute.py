@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from xgpuzarr.options import ReadOptions
     from xgpuzarr.plan.layout import ArrayLayout
     from xgpuzarr.plan.read_plan import ReadPlan
-    from xgpuzarr.readers.store import StoreReader
+    from xgpuzarr.readers.protocol import Reader
 
 __all__ = ["Source", "decide_route", "read", "read_by_zarr", "read_host"]
 
@@ -39,7 +39,7 @@ class Source:
     options: ReadOptions
 
     @cached_property
-    def reader(self) -> LocalReader | StoreReader:
+    def reader(self) -> Reader:
         """Reader of the array's store."""
         return reader_for(self.array, self.options)
 

@@ -19,11 +19,13 @@ from xgpuzarr.errors import MetadataError, MissingDependencyError, UnsupportedEr
 from xgpuzarr.plan.layout import chunk_codecs
 from xgpuzarr.readers.host import LocalReader
 from xgpuzarr.readers.store import StoreReader
+from xgpuzarr.readers.zip import ZipReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from xgpuzarr.options import ReadOptions
+    from xgpuzarr.readers.protocol import Reader
 
 __all__ = ["StoreLike", "as_store", "open_zarr_array", "reader_for"]
 
@@ -91,11 +93,15 @@ def open_zarr_array(
     return array
 
 
-def reader_for(array: zarr.Array[Any], options: ReadOptions) -> LocalReader | StoreReader:
-    """Reader of an array's store: files are read directly, everything else through its zarr-python store."""
+def reader_for(array: zarr.Array[Any], options: ReadOptions) -> Reader:
+    """Reader of an array's store: local files are read directly, everything else through its zarr-python store."""
     store = array.store
     if type(store) is LocalStore:
         return LocalReader(Path(store.root))
+    if type(store) is ZipStore and store.path is not None and store.read_only:
+        reader = ZipReader.of(store.path)
+        if reader is not None:
+            return reader
     return StoreReader(store, options)
 
 

@@ -28,10 +28,11 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 class LocalReader:
     """Reads objects that are files below `root`."""
 
-    __slots__ = ("_root",)
+    __slots__ = ("_prefix", "_root")
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._prefix = f"{os.fspath(root)}/"
 
     @property
     def store_name(self) -> str:
@@ -45,7 +46,7 @@ class LocalReader:
 
     def path(self, key: str) -> str:
         """Path of the file that holds `key`."""
-        return os.path.join(self._root, key)  # noqa: PTH118  # 5 times as fast as pathlib, for each object
+        return self._prefix + key  # many times as fast as pathlib, for each object
 
     def read(self, wanted: Sequence[ObjectRead]) -> list[list[memoryview] | None]:
         """Bytes of each range of each object; see `Reader.read`."""

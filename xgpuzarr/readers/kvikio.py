@@ -5,6 +5,9 @@ each object once, queues every range on KvikIO's thread pool, and returns when a
 KvikIO's ``gds_threshold`` (16 KiB) are read one after the other by the calling thread: for many tiny objects, read on
 the host and stage (`xgpuzarr.readers.staging`).
 
+Objects are not looked at before they are opened, which would cost as much again: callers have done so to learn sizes
+(`xgpuzarr.readers.host.LocalReader.object_nbytes`), and have then refused what is no file.
+
 Source of what is said here about streams: KvikIO 26.10, ``file_handle.cpp`` and ``detail/posix_io.hpp``.
 """
 
@@ -12,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import stat
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -72,16 +74,6 @@ class KvikioReader:
         """The store, as an error should name it."""
         return self._root
 
-    def object_nbytes(self, keys: Sequence[str]) -> NDArray[np.int64]:
-        """Return the sizes of objects, in bytes; -1 for those that do not exist.
-
-        Raises
-        ------
-        ChunkReadError
-            An object is not a file, or may not be looked at.
-        """
-        return np.fromiter((self._object_nbytes(key) for key in keys), np.int64, len(keys))
-
     def read_into(
         self,
         keys: Sequence[str],
@@ -115,8 +107,8 @@ class KvikioReader:
         Raises
         ------
         ChunkReadError
-            An object is missing, not a file, not readable, or ends before a range does. No read is under way any
-            more when this is raised.
+            An object has vanished, is not readable, or ends before a range does. No read is under way any more when
+            this is raised.
 
         Notes
         -----
@@ -147,7 +139,7 @@ class KvikioReader:
             for key, ranges in objects:
                 if len(flying) == MAX_OPEN_OBJECTS:
                     flying.popleft().finish()
-                reads = self._open(key, max(offset + nbytes for offset, nbytes, _ in ranges))
+                reads = self._open(key)
                 flying.append(reads)
                 for offset, nbytes, at in ranges:
                     if nbytes:
@@ -159,41 +151,17 @@ class KvikioReader:
             for reads in flying:
                 reads.wait()
 
-    def _open(self, key: str, stop: int) -> _ObjectReads:
+    def _open(self, key: str) -> _ObjectReads:
         import kvikio
 
-        object_nbytes = self._object_nbytes(key)
-        if object_nbytes < 0:
-            raise ChunkReadError(f"store {self._root!r}, key {key!r}: object vanished while being read")
-        if stop > object_nbytes:
-            raise ChunkReadError(
-                f"store {self._root!r}, key {key!r}: bytes up to {stop} were asked for, the object has "
-                f"{object_nbytes} bytes; it was cut short or rewritten while being read"
-            )
         try:
-            return _ObjectReads(f"store {self._root!r}, key {key!r}", kvikio.CuFile(self._path(key)))
+            return _ObjectReads(self._root, key, kvikio.CuFile(self._path(key)))
         except (RuntimeError, OSError) as error:
             # KvikIO's text holds the reason, but not as an errno
             raise ChunkReadError(
-                f"store {self._root!r}, key {key!r}: {error}; check the permissions of the store"
+                f"store {self._root!r}, key {key!r}: {error}; the object vanished while being read, or the permissions "
+                "of the store do not let it be read"
             ) from error
-
-    def _object_nbytes(self, key: str) -> int:
-        path = self._path(key)
-        try:
-            status = os.stat(path)  # noqa: PTH116  # called for each object
-        except FileNotFoundError:
-            return -1
-        except OSError as error:
-            raise ChunkReadError(
-                f"store {self._root!r}, key {key!r}: {error.strerror}; check the permissions of the store"
-            ) from error
-        if not stat.S_ISREG(status.st_mode):
-            raise ChunkReadError(
-                f"store {self._root!r}, key {key!r}: a stored object must be a file, found a directory or device; "
-                "the store is damaged or the path points above the array"
-            )
-        return status.st_size
 
     def _path(self, key: str) -> str:
         if key.startswith("/") or "\0" in key or ".." in key.split("/"):
@@ -219,11 +187,10 @@ class _Room:
 class _ObjectReads:
     """The reads under way of one open object. KvikIO's futures must not outlive its handle."""
 
-    __slots__ = ("_file", "_reads", "_where")
+    __slots__ = ("_file", "_key", "_reads", "_root")
 
-    def __init__(self, where: str, file: Any) -> None:
-        self._where = where
-        self._file = file
+    def __init__(self, root: str, key: str, file: Any) -> None:
+        self._root, self._key, self._file = root, key, file
         self._reads: list[tuple[Any, int, int]] = []
 
     def submit(self, out: _Room, offset: int, nbytes: int, task_nbytes: int | None) -> None:
@@ -255,7 +222,7 @@ class _ObjectReads:
         return failure
 
     def _error(self, offset: int, nbytes: int, reason: str) -> ChunkReadError:
-        return ChunkReadError(f"{self._where}, bytes {offset}:{offset + nbytes}: {reason}")
+        return ChunkReadError(f"store {self._root!r}, key {self._key!r}, bytes {offset}:{offset + nbytes}: {reason}")
 
 
 def _set_threads(n_threads: int) -> None:

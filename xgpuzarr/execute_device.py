@@ -42,9 +42,9 @@ N_STREAMS = 4
 """Waves in flight: one is read while others decode."""
 
 N_WAVES = 3
-"""Waves that a read of small frames is cut into: the next is read while the last decodes. One wave for all else, as was
-measured: nvCOMP takes as long for hundreds of large frames as for one, and longer for them in several calls at once;
-Blosc waits for its headers, and what it then decodes passes faster than it is read."""
+"""Waves that a read of small frames or streams (Blosc) is cut into: the next is read while the last decodes. One wave
+for large frames, as was measured: nvCOMP takes as long for hundreds of them as for one, and longer for them in several
+calls at once."""
 
 LARGE_FRAME_NBYTES = 512 << 10
 """From this decoded size on, frames are large."""
@@ -60,6 +60,9 @@ FREE_MEMORY_SHARE = 0.5
 
 SCRATCH_FACTOR = {"zstd": 3.2, "blosc": 4.3}
 """Scratch of a decoder per decoded byte: what nvCOMP states for zstd, and the shuffled bytes of Blosc beside it."""
+
+OBJECTS_A_TASK = 1024
+"""Files whose sizes one thread asks for: below this, threads only wait for one another."""
 
 STAGING_NBYTES = 16 << 20
 N_STAGING_BUFFERS = 4
@@ -145,10 +148,10 @@ class _DeviceRead:
         nbytes = np.empty(len(keys), np.int64)
 
         def look(start: int) -> None:
-            stop = min(start + 256, len(keys))
+            stop = min(start + OBJECTS_A_TASK, len(keys))
             nbytes[start:stop] = [reader.object_nbytes(key) for key in keys[start:stop]]
 
-        run_all(look, range(0, len(keys), 256), options.threads)
+        run_all(look, range(0, len(keys), OBJECTS_A_TASK), options.threads)
         return ByteRanges(plan.object_row, np.zeros(plan.n_chunks, np.int64), nbytes[plan.object_row])
 
     def _waves(self, ranges: ByteRanges | None, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -169,7 +172,7 @@ class _DeviceRead:
         if budget is None:
             free, _ = cupy.cuda.runtime.memGetInfo()
             budget = int(FREE_MEMORY_SHARE * (free + cupy.get_default_memory_pool().free_bytes()))
-        overlaps = compressor is not None and compressor.codec != "blosc" and chunk_nbytes < LARGE_FRAME_NBYTES
+        overlaps = compressor is not None and (compressor.codec == "blosc" or chunk_nbytes < LARGE_FRAME_NBYTES)
         share = self.plan.decoded_nbytes // (N_WAVES if overlaps else 1)
         share = min(MAX_WAVE_DECODED_NBYTES, max(MIN_WAVE_DECODED_NBYTES, share))
         n_waves = max(1, self.plan.decoded_nbytes // share)

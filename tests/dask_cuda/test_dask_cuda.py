@@ -132,7 +132,8 @@ def test_the_engine_needs_no_argument(folder, chunks):
 def test_groupby(folder):
     ds = xr.open_dataset(folder / "group.zarr", engine="gpuzarr", chunks={}, consolidated=False, options=OPTIONS)
     on_host = xr.DataArray(VALUES.astype("f8"), dims=("time", "lat", "lon"), coords={"time": TIME})
-    monthly = ds.t.groupby("time.month").mean()
+    with xr.set_options(use_flox=False):  # flox groups NumPy arrays only
+        monthly = ds.t.groupby("time.month").mean()
     assert block_types(monthly.data) == {"cupy"}
     expected = on_host.groupby("time.month").mean()
     np.testing.assert_allclose(as_numpy(monthly.compute().data), expected.data, rtol=2e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import pickle
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,14 @@ def _forget_file_systems() -> Iterator[None]:
 @pytest.mark.usefixtures("_forget_file_systems")
 def test_url(server: RangeServer, device: str) -> None:
     assert_reads_as_zarr(f"{server.url}/v3", device, storage_options={"headers": {"X-Who": "test"}})
+
+
+@pytest.mark.usefixtures("_forget_file_systems")
+def test_pickled_handles_and_dask_blocks_read(http_store: Store, device: str) -> None:
+    array = pickle.loads(pickle.dumps(xgpuzarr.open_array(http_store, path="shards", device=device)))
+    np.testing.assert_array_equal(on_host(array[:16]), VALUES[:16])
+    blocks = xr.open_dataset(http_store, engine="gpuzarr", device=device, chunks={"time": 8})
+    np.testing.assert_array_equal(on_host(blocks["shards"].data[:16].compute()), VALUES[:16])
 
 
 @pytest.mark.parametrize("name", ARRAYS)

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import warnings
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,11 @@ from zarr.storage import FsspecStore, ObjectStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+CLIENTS = {
+    "fsspec": f"fsspec {version('fsspec')}, aiohttp {version('aiohttp')}",
+    "obstore": f"obstore {version('obstore')}",
+}
 
 
 def main() -> None:
@@ -54,7 +60,8 @@ def main() -> None:
                 with serving(Path(folder), latency_ms) as url:
                     readers = readers_of(f"{url}/{store.path.name}", arguments.device)
                     for reader, row in measure(readers, source, arguments.repeats).items():
-                        rows.append({"encoding": encoding, "latency_ms": latency_ms, "reader": reader, **row})
+                        case = {"encoding": encoding, "latency_ms": latency_ms, "reader": reader}
+                        rows.append({**case, "client": CLIENTS[reader.split()[1]], **row})
                         print(
                             f"{encoding:10} {latency_ms:4.0f} ms  {reader:20} {row['gb_per_s']:7.3f} GB/s", flush=True
                         )

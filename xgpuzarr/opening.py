@@ -90,6 +90,9 @@ def open_zarr_array(
         raise MissingDependencyError(f"store {store!s}: {error}") from error
     except (BaseZarrError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise _explained(error, opened, str(store), path, name) from error
+    except BaseException as error:  # of the store's client: it stays what it is, and gains the place
+        error.add_note(f"while reading the metadata of {name} of store {store!s}")
+        raise
     return array
 
 

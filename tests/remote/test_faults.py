@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import aiohttp
 import numpy as np
+import obstore.exceptions
 import pytest
 
 import xgpuzarr
@@ -73,6 +75,17 @@ def test_a_stall_ends(server: RangeServer, http_store: Store, device: str, name:
     expected = rf"store .*key '{name}/c/0/0/0' \({span}\): no answer within 0.2 s; .*timeout_s in ReadOptions"
     with pytest.raises(ChunkReadError, match=expected):
         array[:4]
+
+
+@pytest.mark.parametrize("fault", ["fail", "cut"])
+def test_metadata_that_cannot_be_read_is_no_missing_array(
+    server: RangeServer, impatient: Store, device: str, fault: str
+) -> None:
+    """zarr-python reads metadata, and the client's error comes out, with the store's name."""
+    server.reset(fault, every=1)
+    with pytest.raises((aiohttp.ClientError, obstore.exceptions.BaseError)) as failed:
+        xgpuzarr.open_array(impatient, path="chunks", device=device)
+    assert any("metadata of array 'chunks' of store" in note for note in failed.value.__notes__)
 
 
 def test_after_a_fault_the_same_array_reads_on(server: RangeServer, http_store: Store, device: str) -> None:

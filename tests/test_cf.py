@@ -193,8 +193,8 @@ def test_each_step_rounds_on_its_own_and_leaves_the_stored_values_alone() -> Non
 def test_a_fill_value_keeps_its_own_precision_if_it_has_one() -> None:
     """A Python float is taken for a float32, as NumPy takes it; a NumPy float64 is not equal to its neighbour."""
     stored = np.array([0.1, 0.2], F4)
-    assert np.isnan(cf.decode(stored, [cf.Mask(F4, (0.1,), np.nan)])).tolist() == [True, False]
-    assert np.isnan(cf.decode(stored, [cf.Mask(F4, (np.float64(0.1),), np.nan)])).tolist() == [False, False]
+    assert np.isnan(cf.decode(stored, (cf.Mask(F4, (0.1,), np.nan),))).tolist() == [True, False]
+    assert np.isnan(cf.decode(stored, (cf.Mask(F4, (np.float64(0.1),), np.nan),))).tolist() == [False, False]
 
 
 SUBNORMAL = np.array([[1e-45, -1e-45, 1e-40], [1.1754942e-38, 1.1754944e-38, 2e-38], [0.0, -0.0, 1.0]], F4)

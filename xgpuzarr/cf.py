@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xgpuzarr import float32
+from xgpuzarr.kernels import launch_cf
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -123,7 +124,7 @@ class Scale:
 Step = Cast | Mask | Scale
 
 
-def decode(data: Any, steps: Iterable[Step]) -> Any:
+def decode(data: Any, steps: tuple[Step, ...]) -> Any:
     """Apply the steps in order.
 
     Parameters
@@ -138,9 +139,33 @@ def decode(data: Any, steps: Iterable[Step]) -> Any:
     array
         Of the same kind as `data`, in the same memory, ordered on the current stream; `data` itself without steps.
     """
-    for step in steps:
-        data = step.apply(data)
+    while steps:
+        if float32.is_on_device(data) and (one_pass := _one_pass(data.dtype, steps)) is not None:
+            return launch_cf.decode_cf(data, **one_pass)
+        data, steps = steps[0].apply(data), steps[1:]
     return data
+
+
+def _one_pass(stored: np.dtype[Any], steps: tuple[Step, ...]) -> dict[str, Any] | None:
+    """Arguments with which one kernel does all steps; None where there is no kernel for them."""
+    mask = steps[0] if isinstance(steps[0], Mask) else None
+    scales = steps if mask is None else steps[1:]
+    dtype = steps[0].dtype
+    if dtype not in (np.float32, np.float64) or stored.name not in launch_cf.STORED or len(scales) > 1:
+        return None
+    arguments: dict[str, Any] = {"dtype": dtype}
+    for scale in scales:
+        if not isinstance(scale, Scale) or scale.dtype != dtype:
+            return None
+        arguments["factor"] = None if scale.factor is None else dtype.type(scale.factor)
+        arguments["offset"] = None if scale.offset is None else dtype.type(scale.offset)
+    if mask is not None:
+        common = [np.result_type(dtype, value) for value in mask.fill_values]
+        if not np.isnan(mask.replacement) or any(each not in (np.float32, np.float64) for each in common):
+            return None
+        numbers = zip(common, mask.fill_values, strict=True)
+        arguments["fill_values"] = tuple(float(each.type(value)) for each, value in numbers)
+    return arguments
 
 
 def host_reason(dtype: np.dtype[Any], steps: Iterable[Step]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from xgpuzarr.kernels import launch_float32
 
-__all__ = ["arithmetic", "convert", "equal"]
+__all__ = ["arithmetic", "convert", "equal", "is_on_device"]
 
 type Array = Any
 """numpy.ndarray or cupy.ndarray."""
@@ -41,7 +41,7 @@ def arithmetic(operation: np.ufunc, values: Array, operand: np.generic, out: Arr
     array
         `out`, or a new array; work on the device is queued on the current stream.
     """
-    if _is_on_device(values) and values.dtype == FLOAT32:
+    if is_on_device(values) and values.dtype == FLOAT32:
         return launch_float32.arithmetic(operation, values, np.float32(operand), out)
     return operation(values, operand, out=out)
 
@@ -51,7 +51,7 @@ def convert(values: Array, dtype: np.dtype[Any], *, copy: bool = False, order: L
 
     Complex values are left to CuPy: their precision should stay as it is.
     """
-    if _is_on_device(values):
+    if is_on_device(values):
         if values.dtype == FLOAT32 and dtype == FLOAT64:
             return launch_float32.to_float64(values)
         if values.dtype == FLOAT64 and dtype == FLOAT32:
@@ -78,7 +78,7 @@ def equal(values: Array, value: Any) -> Array:
     """
     common = np.result_type(values.dtype, value)
     number = common.type(value)
-    if not _is_on_device(values):
+    if not is_on_device(values):
         return values.astype(common, copy=False) == number
     if common.kind == "c":
         return equal(values.real, number.real) & equal(values.imag, number.imag)
@@ -97,5 +97,6 @@ def _same_bits(values: Array, number: Any) -> Array:
     return (bits == single.view(np.uint32)) & np.bool_(single == number)
 
 
-def _is_on_device(values: Array) -> bool:
+def is_on_device(values: Array) -> bool:
+    """Whether `values` is an array of CuPy's."""
     return hasattr(values, "__cuda_array_interface__")

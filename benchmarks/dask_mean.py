@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--schedulers", nargs="+", choices=["threads", "cluster"], default=["threads", "cluster"])
-    parser.add_argument("--target-mib", type=int, nargs="+", default=[ReadOptions().target_block_bytes >> 20])
+    parser.add_argument("--target-mib", type=int, nargs="+", default=[ReadOptions().block_bytes("cuda") >> 20])
     parser.add_argument("--no-peers", action="store_true", help="leave engine='zarr' out")
     parser.add_argument("--peer-gb", type=float, default=1.0, help="decoded GB that engine='zarr' reads of each store")
     arguments = parser.parse_args()

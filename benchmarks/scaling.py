@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--workers-per-gpu", type=int, default=1, help="more than 1 needs --gpus 1")
     parser.add_argument("--protocol", default="tcp", choices=["tcp", "ucx"], help="how workers exchange blocks")
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=sorted(CASES))
-    parser.add_argument("--target-mib", type=int, default=ReadOptions().target_block_bytes >> 20)
+    parser.add_argument("--target-mib", type=int, default=ReadOptions().block_bytes("cuda") >> 20)
     arguments = parser.parse_args()
     if arguments.workers_per_gpu > 1 and arguments.gpus != [1]:
         parser.error("several workers can share one GPU only: --gpus 1")

@@ -130,7 +130,7 @@ def _placed(name: Hashable, variable: xr.Variable, rule: str, device: str, place
         if device == "cuda" and zarr_array.layout is not None:
             rule = zarr_array.layout.host_result_reason
         dtype = steps[-1].dtype if steps else variable.dtype
-        block_bytes = placement.options.target_block_bytes
+        block_bytes = placement.options.block_bytes(device)
         placed = GpuZarrBackendArray(
             zarr_array, dtype=dtype, steps=steps, target_block_bytes=block_bytes, host_reason=rule
         )

@@ -233,7 +233,7 @@ class _Store(ZarrStore):
         lazy: Any = variable._data  # noqa: SLF001
         zarr_array = ZarrArray(lazy.array.get_array(), device="cpu", options=self._options)
         array = GpuZarrBackendArray(
-            zarr_array, dtype=variable.dtype, target_block_bytes=self._options.target_block_bytes
+            zarr_array, dtype=variable.dtype, target_block_bytes=self._options.block_bytes("cpu")
         )
         variable.data = indexing.LazilyIndexedArray(array)
         return variable

@@ -2,7 +2,8 @@
 
 Each store is read whole (a) with `xgpuzarr.open_array`, without dask; (b) by ``engine="gpuzarr", chunks={}``; (c) by
 ``engine="zarr"`` and ``map_blocks(cupy.asarray)``, in stored chunks and in the blocks of (b). (b) and (c) take a mean,
-under dask's threaded scheduler and in a cluster with one worker. Rates are decoded bytes over seconds.
+under dask's threaded scheduler and in a cluster with one worker; (c), which is slow, with the most threads only. Rates
+are decoded bytes over seconds; `of_plain` is a rate as a part of (a)'s, `times_zarr` as a multiple of the best of (c).
 
 Run ``python benchmarks/dask_mean.py --json benchmarks/results/dask_mean.json`` on a machine with a GPU, and
 ``--target-mib 64 128 256 512 1024`` to compare block sizes. ``--device cpu`` reads into NumPy arrays.
@@ -47,20 +48,30 @@ def main() -> None:
             store = write_store(Path(folder), encoding, arguments.decoded_gb)
             read = partial(read_plain, store, arguments)
             plain = note(store, "open_array", "none", 0, timed(read, store.decoded_nbytes, arguments.repeats))
-            rows.append(plain)
+            measured = []
             for scheduler in arguments.schedulers:
                 for n_threads in arguments.threads:
+                    peers = not arguments.no_peers and n_threads == max(arguments.threads)
                     with scheduler_of(scheduler, n_threads, arguments.device):
-                        for reader, blocks in readers(store, arguments).items():
+                        for reader, blocks in readers(store, arguments, peers=peers).items():
                             mean = partial(compute_mean, blocks, store.mean)
-                            row = note(
-                                store, reader, scheduler, n_threads, timed(mean, blocks.nbytes, arguments.repeats)
-                            )
-                            rows.append(row | {"of_plain": round(row["gb_per_s"] / plain["gb_per_s"], 3)})
+                            times = timed(mean, blocks.nbytes, arguments.repeats)
+                            measured.append(note(store, reader, scheduler, n_threads, times))
+            rows += [plain, *compared(measured, plain["gb_per_s"])]
     write_report("dask_mean", arguments, rows)
 
 
-def readers(store: Store, arguments: argparse.Namespace) -> dict[str, da.Array]:
+def compared(rows: list[dict[str, Any]], plain: float) -> list[dict[str, Any]]:
+    """Put each rate beside that of plain reading, and beside the best of engine="zarr"."""
+    zarr = max((row["gb_per_s"] for row in rows if row["reader"].startswith("zarr")), default=None)
+    for row in rows:
+        row["of_plain"] = round(row["gb_per_s"] / plain, 3)
+        if zarr is not None:
+            row["times_zarr"] = round(row["gb_per_s"] / zarr, 2)
+    return rows
+
+
+def readers(store: Store, arguments: argparse.Namespace, *, peers: bool) -> dict[str, da.Array]:
     """Make the dask array of each way to read."""
     ways = {}
     for mib in arguments.target_mib:
@@ -69,7 +80,7 @@ def readers(store: Store, arguments: argparse.Namespace) -> dict[str, da.Array]:
             store.path, engine="gpuzarr", chunks={}, consolidated=False, device=arguments.device, options=options
         )
         ways[f"gpuzarr, {mib} MiB"] = ds.t.data
-    if not arguments.no_peers:
+    if peers:
         blocks = dict(zip(ds.t.dims, ds.t.data.chunksize, strict=True))
         n_fields = store.n_fields(arguments.peer_gb)
         for name, chunks in {"zarr, stored chunks": {}, "zarr, the same blocks": blocks}.items():

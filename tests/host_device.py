@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 BOUND_TO_CUPY = (
     "execute_device",
     "execute_staged",
+    "store_fetch",
     "device_wave",
     "device_output",
     "decoders.frames",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from functools import cache
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -20,15 +20,15 @@ import numpy as np
 from xgpuzarr.device_output import DeviceOutput, out_of_memory
 from xgpuzarr.device_wave import Fetched, Wave
 from xgpuzarr.diagnostics import ReadReport, emit
-from xgpuzarr.errors import ChunkReadError, CorruptChunkError
+from xgpuzarr.errors import CorruptChunkError
 from xgpuzarr.locate import locate
-from xgpuzarr.plan.byte_ranges import ByteRanges, Spans, coalesce
+from xgpuzarr.plan.byte_ranges import ByteRanges
 from xgpuzarr.plan.memory import inflight_nbytes, split_batches
 from xgpuzarr.pool import run_all
 from xgpuzarr.readers.host import LocalReader
 from xgpuzarr.readers.kvikio import KvikioReader
-from xgpuzarr.readers.protocol import MISSING, WHOLE, ObjectRead
-from xgpuzarr.readers.staging import PinnedPool
+from xgpuzarr.readers.protocol import MISSING, ObjectRead
+from xgpuzarr.store_fetch import StoreFetch, layout_slab, spans_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,6 +52,13 @@ LARGE_FRAME_NBYTES = 512 << 10
 MAX_WAVE_DECODED_NBYTES = 4 << 30
 """A larger wave would not decode faster, and its scratch is several times as large."""
 
+N_STORE_WAVES = 8
+"""The same for stores that are no local folder, whatever the frames: reading takes longer than decoding by far, and
+hides all of it but the last wave's."""
+
+MAX_STORE_WAVE_DECODED_NBYTES = 512 << 20
+"""Bytes of such a wave wait in host memory, beside those of the next."""
+
 MIN_WAVE_DECODED_NBYTES = 64 << 20
 """Waves of a small read are not cut below this: the launches of a wave take a fixed time."""
 
@@ -63,9 +70,6 @@ SCRATCH_FACTOR = {"zstd": 3.2, "blosc": 4.3}
 
 OBJECTS_A_TASK = 1024
 """Files whose sizes one thread asks for: below this, threads only wait for one another."""
-
-STAGING_NBYTES = 16 << 20
-N_STAGING_BUFFERS = 4
 
 
 def read_device(plan: ReadPlan, source: Source) -> Any:
@@ -101,6 +105,7 @@ class _DeviceRead:
     def __init__(self, plan: ReadPlan, source: Source, output: DeviceOutput) -> None:
         self.plan, self.source, self.output = plan, source, output
         self.reader = source.reader
+        self.store_fetch: StoreFetch | None = None  # for stores that are no local folder
         self.streams = _streams(cupy.cuda.Device().id)
         self.in_flight: deque[Wave] = deque()
         self.n_started = 0
@@ -115,12 +120,14 @@ class _DeviceRead:
             rows = np.lexsort((ranges.offset, ranges.object_row))
             self._fill(rows[ranges.nbytes[rows] == MISSING])
             rows = rows[ranges.nbytes[rows] != MISSING]
+        waves = self._waves(ranges, rows)
         self.read_s += time.perf_counter() - began
-        try:
-            self._run_waves(ranges, self._waves(ranges, rows))
-        finally:
-            for wave in self.in_flight:  # only after an error: none may still write to the output
-                wave.abandon()
+        with ExitStack() as stack:
+            if not isinstance(self.reader, LocalReader):
+                self.store_fetch = StoreFetch(self.plan, self.source, ranges, waves)
+                stack.callback(self.store_fetch.close)
+            stack.callback(self._abandon_waves)
+            self._run_waves(ranges, waves)
         emit(
             ReadReport(
                 array=self.plan.layout.path,
@@ -172,9 +179,12 @@ class _DeviceRead:
         if budget is None:
             free, _ = cupy.cuda.runtime.memGetInfo()
             budget = int(FREE_MEMORY_SHARE * (free + cupy.get_default_memory_pool().free_bytes()))
-        overlaps = compressor is not None and (compressor.codec == "blosc" or chunk_nbytes < LARGE_FRAME_NBYTES)
-        share = self.plan.decoded_nbytes // (N_WAVES if overlaps else 1)
-        share = min(MAX_WAVE_DECODED_NBYTES, max(MIN_WAVE_DECODED_NBYTES, share))
+        share, largest = self.plan.decoded_nbytes, MAX_WAVE_DECODED_NBYTES
+        if not isinstance(self.reader, LocalReader):
+            share, largest = share // N_STORE_WAVES, MAX_STORE_WAVE_DECODED_NBYTES
+        elif compressor is not None and (compressor.codec == "blosc" or chunk_nbytes < LARGE_FRAME_NBYTES):
+            share //= N_WAVES
+        share = min(largest, max(MIN_WAVE_DECODED_NBYTES, share))
         n_waves = max(1, self.plan.decoded_nbytes // share)
         # rounded up by a chunk, or the last few chunks would make one more wave
         most = min(budget // N_STREAMS, int(inflight.sum()) // n_waves + int(inflight.max(initial=1)))
@@ -223,6 +233,11 @@ class _DeviceRead:
         nbytes = int(self.plan.layout.chunk_nbytes * 4)
         raise out_of_memory(f"decoding {self.plan.label(int(rows[0]))}", nbytes) from error
 
+    def _abandon_waves(self) -> None:
+        """After an error, none may still write to the output; else there are none."""
+        for wave in self.in_flight:
+            wave.abandon()
+
     def _finish_oldest(self) -> None:
         wave = self.in_flight.popleft()
         try:
@@ -236,12 +251,13 @@ class _DeviceRead:
         """Encoded chunks of a wave in device memory; None if they went straight into the output."""
         began = time.perf_counter()
         with stream:
-            if ranges is None:
-                fetched: Fetched | None = self._fetch_objects(rows, stream)
-            elif isinstance(self.reader, LocalReader):
+            if self.store_fetch is None:
+                assert ranges is not None  # files tell their sizes
                 fetched = self._fetch_files(ranges, rows, stream)
             else:
-                fetched = self._fetch_spans(ranges, rows, stream)
+                fetched, missing = self.store_fetch.fetch(rows, stream)
+                self.encoded_nbytes += int(fetched.nbytes.sum())
+                self._fill(missing)
         self.read_s += time.perf_counter() - began
         return fetched
 
@@ -265,7 +281,9 @@ class _DeviceRead:
                 after=self.output.ready,
             )
             return None
-        spans, span_at, fetched = self._layout_slab(ranges, rows)
+        options = self.source.options
+        spans = spans_of(ranges, rows, options.max_gap_bytes, options.max_read_bytes)
+        span_at, fetched = layout_slab(ranges, rows, spans)
         keys, object_row = self._keys(spans.object_row)
         allocated = cupy.cuda.Event(disable_timing=True)
         allocated.record(stream)
@@ -279,48 +297,6 @@ class _DeviceRead:
             after=allocated,
         )
         return fetched
-
-    def _fetch_spans(self, ranges: ByteRanges, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> Fetched:
-        """From byte ranges of any store's objects, through page-locked memory."""
-        spans, span_at, fetched = self._layout_slab(ranges, rows)
-        self.encoded_nbytes += int(spans.nbytes.sum())
-        keys, object_row = self._keys(spans.object_row)
-        wanted = [
-            ObjectRead(key, tuple(zip(spans.offset[mine].tolist(), spans.nbytes[mine].tolist(), strict=True)))
-            for number, key in enumerate(keys)
-            for mine in [np.flatnonzero(object_row == number)]
-        ]
-        parts: list[memoryview] = []
-        for item, got in zip(wanted, self.reader.read(wanted), strict=True):
-            if got is None:
-                raise ChunkReadError(f"store {self.reader.store_name!r}, key {item.key!r}: object vanished")
-            parts.extend(got)
-        _pinned_pool().copy_to_device(parts, fetched.slab, span_at, stream=stream)
-        return fetched
-
-    def _fetch_objects(self, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> Fetched:
-        """Whole objects of any store; only reading tells which exist."""
-        object_rows = self.plan.object_row[rows]
-        wanted = [ObjectRead(key, ((0, WHOLE),)) for key in self.plan.keys(object_rows)]
-        got = self.reader.read(wanted)
-        is_there = np.array([parts is not None for parts in got], np.bool_)
-        self._fill(rows[~is_there])
-        parts = [found[0] for found in got if found is not None]
-        nbytes = np.array([len(part) for part in parts], np.int64)
-        self.encoded_nbytes += int(nbytes.sum())
-        at, slab_nbytes = _aligned(nbytes)
-        slab = cupy.empty(slab_nbytes, np.uint8)
-        _pinned_pool().copy_to_device(parts, slab, at, stream=stream)
-        return Fetched(slab, rows[is_there], at, nbytes, np.zeros(len(parts), np.int64))
-
-    def _layout_slab(self, ranges: ByteRanges, rows: NDArray[np.int64]) -> tuple[Spans, NDArray[np.int64], Fetched]:
-        options = self.source.options
-        part = ByteRanges(ranges.object_row[rows], ranges.offset[rows], ranges.nbytes[rows])
-        spans = coalesce(part, max_gap_bytes=options.max_gap_bytes, max_read_bytes=options.max_read_bytes)
-        span_at, slab_nbytes = _aligned(spans.nbytes)
-        slab = cupy.empty(slab_nbytes, np.uint8)
-        at = span_at[spans.chunk_span] + spans.chunk_offset
-        return spans, span_at, Fetched(slab, rows, at, part.nbytes, part.offset)
 
     def _keys(self, object_rows: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
         """Keys of some ascending object rows, each once, and for each row the index of its key."""
@@ -348,13 +324,6 @@ class _DeviceRead:
                 ) from error
 
 
-def _aligned(nbytes: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Offsets that lay pieces out one after the other on 16-byte boundaries, and the room they take."""
-    room = -(-nbytes // 16) * 16
-    at = np.cumsum(room) - room
-    return at, int(room.sum())
-
-
 _thread = threading.local()
 
 
@@ -364,8 +333,3 @@ def _streams(device: int) -> list[cupy.cuda.Stream]:
     if device not in streams:
         streams[device] = [cupy.cuda.Stream(non_blocking=True) for _ in range(N_STREAMS)]
     return streams[device]
-
-
-@cache
-def _pinned_pool() -> PinnedPool:
-    return PinnedPool(STAGING_NBYTES, N_STAGING_BUFFERS)

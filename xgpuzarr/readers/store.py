@@ -19,7 +19,7 @@ from xgpuzarr.errors import ChunkReadError, CorruptChunkError
 from xgpuzarr.readers.protocol import WHOLE, ObjectRead
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
     from concurrent.futures import Executor, Future
 
     from zarr.abc.store import ByteRequest, Store
@@ -69,8 +69,8 @@ class StoreReader:
         """Bytes of each range of each object; see `Reader.read`."""
         found: list[Parts] = [None] * len(wanted)
 
-        async def keep(index: int, parts: Parts) -> None:
-            found[index] = parts
+        async def keep(item: ObjectRead, index: int) -> None:
+            found[index] = await self._read_object(item)
 
         numbered = ((item, index) for index, item in enumerate(wanted))
         sync(self._read_each(numbered, keep, min(self._options.concurrency, len(wanted))))
@@ -106,7 +106,8 @@ class StoreReader:
         running: set[Future[None]] = set()
         is_over = False
 
-        async def work(item: T, parts: Parts) -> None:
+        async def work(wanted: ObjectRead, item: T) -> None:
+            parts = await self._read_object(wanted)
             if is_over:
                 return
             calls = [executor.submit(call) for call in take(item, parts)]
@@ -124,8 +125,54 @@ class StoreReader:
                 call.cancel()
             wait(left)
 
+    def read_ahead[T](
+        self, batches: Sequence[T], wanted: Callable[[T], Sequence[ObjectRead]], *, batch_nbytes: int
+    ) -> Generator[list[Parts]]:
+        """Read batch after batch; while the caller works on one, those after it are under way.
+
+        Parameters
+        ----------
+        batches
+            What `wanted` takes.
+        wanted
+            Gives the reads of a batch, at least one; called on the event loop when the first is about to be made.
+        batch_nbytes
+            What one batch brings, at most, in bytes. Fewer large ones are under way at a time, to bound memory.
+
+        Yields
+        ------
+        list
+            For each batch in turn, what `read` would give.
+
+        Raises
+        ------
+        ChunkReadError, CorruptChunkError
+            As `read`, of any batch, as soon as it is known. No request is under way any more when this raises or is
+            closed.
+        """
+        ahead = _Ahead(batches, wanted, max(1, HELD_NBYTES // max(1, batch_nbytes)))
+
+        async def keep(item: ObjectRead, place: tuple[_Turn, int]) -> None:
+            turn, index = place
+            await turn.may_begin.wait()
+            turn.keep(index, await self._read_object(item))
+
+        async def begin() -> asyncio.Task[None]:
+            return asyncio.create_task(self._read_each(ahead.items(), keep, self._options.concurrency))
+
+        async def end() -> None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+        reading = sync(begin())
+        try:
+            for number in range(len(batches)):
+                yield sync(ahead.take(number, reading))
+        finally:
+            sync(end())
+
     async def _read_each[T](
-        self, wanted: Iterable[tuple[ObjectRead, T]], work: Callable[[T, Parts], Awaitable[None]], n_at_once: int
+        self, wanted: Iterable[tuple[ObjectRead, T]], work: Callable[[ObjectRead, T], Awaitable[None]], n_at_once: int
     ) -> None:
         todo = iter(wanted)
         workers = [asyncio.create_task(self._work(todo, work)) for _ in range(n_at_once)]
@@ -134,11 +181,14 @@ class StoreReader:
         finally:
             for worker in workers:
                 worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)  # no request is left under way
 
-    async def _work[T](self, todo: Iterator[tuple[ObjectRead, T]], work: Callable[[T, Parts], Awaitable[None]]) -> None:
-        """Read one item after the other, of those that no other worker has taken."""
+    async def _work[T](
+        self, todo: Iterator[tuple[ObjectRead, T]], work: Callable[[ObjectRead, T], Awaitable[None]]
+    ) -> None:
+        """Take one item after the other, of those that no other worker has taken."""
         for wanted, item in todo:
-            await work(item, await self._read_object(wanted))
+            await work(wanted, item)
 
     async def _read_object(self, wanted: ObjectRead) -> Parts:
         parts = await asyncio.gather(*(self._get(wanted.key, *place) for place in wanted.ranges))
@@ -197,6 +247,60 @@ class StoreReader:
         else:
             span = f"bytes {offset}:{offset + nbytes}"
         return f"store {self.store_name!r}, key {key!r} ({span})"
+
+
+class _Turn:
+    """What has arrived of one batch that is read ahead."""
+
+    __slots__ = ("_found", "_n_left", "is_complete", "may_begin")
+
+    def __init__(self) -> None:
+        self._found: list[Parts] = []
+        self._n_left = 0
+        self.may_begin, self.is_complete = asyncio.Event(), asyncio.Event()
+
+    def expect(self, n_items: int) -> None:
+        self._found, self._n_left = [None] * n_items, n_items
+
+    def keep(self, index: int, parts: Parts) -> None:
+        self._found[index] = parts
+        self._n_left -= 1
+        if not self._n_left:
+            self.is_complete.set()
+
+    def hand_out(self) -> list[Parts]:
+        found, self._found = self._found, []
+        return found
+
+
+class _Ahead[T]:
+    """Batches that are read ahead: the first `n_ahead` of those that have not been taken may begin."""
+
+    def __init__(self, batches: Sequence[T], wanted: Callable[[T], Sequence[ObjectRead]], n_ahead: int) -> None:
+        self._batches, self._wanted, self._n_ahead = batches, wanted, n_ahead
+        self._turns = [_Turn() for _ in batches]
+
+    def items(self) -> Iterator[tuple[ObjectRead, tuple[_Turn, int]]]:
+        """All reads, in order, and where what they bring belongs."""
+        for turn, batch in zip(self._turns, self._batches, strict=True):
+            reads = self._wanted(batch)
+            turn.expect(len(reads))
+            yield from ((item, (turn, index)) for index, item in enumerate(reads))
+
+    async def take(self, number: int, reading: asyncio.Task[None]) -> list[Parts]:
+        """Wait for one batch, or for the error that ends `reading`."""
+        self._let_begin(number)
+        complete = asyncio.create_task(self._turns[number].is_complete.wait())
+        await asyncio.wait((reading, complete), return_when=asyncio.FIRST_COMPLETED)
+        complete.cancel()
+        if reading.done():
+            reading.result()  # raises what went wrong, in this batch or in one ahead
+        self._let_begin(number + 1)  # while the caller works on this one
+        return self._turns[number].hand_out()
+
+    def _let_begin(self, number: int) -> None:
+        for turn in self._turns[number : number + self._n_ahead]:
+            turn.may_begin.set()
 
 
 def _request(offset: int, nbytes: int) -> ByteRequest | None:

@@ -1,0 +1,190 @@
+"""Encoded chunks of waves, out of stores that are no local folder, into device memory.
+
+Waves are read ahead: while one is copied to the device and its decoding is queued, requests of those after it are under
+way. What arrives waits in ordinary host memory until its wave is complete, for two reasons. How large an object is
+comes with its bytes, and a wave lies in one slab, laid out by the sizes of all its objects. And clients bring bytes in
+memory of their own, so that one copy on the host is needed in any case: it goes to page-locked memory, on all threads,
+while the network goes on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import closing
+from functools import cache
+from typing import TYPE_CHECKING
+
+import cupy
+import numpy as np
+
+from xgpuzarr.device_wave import Fetched
+from xgpuzarr.errors import ChunkReadError
+from xgpuzarr.plan.byte_ranges import ByteRanges, Spans, coalesce
+from xgpuzarr.pool import run_all
+from xgpuzarr.readers.protocol import WHOLE, ObjectRead
+from xgpuzarr.readers.staging import PinnedPool
+from xgpuzarr.readers.store import StoreReader
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from numpy.typing import NDArray
+
+    from xgpuzarr.execute import Source
+    from xgpuzarr.plan.read_plan import ReadPlan
+
+    type Arrived = list[list[memoryview] | None]
+
+__all__ = ["StoreFetch", "layout_slab", "spans_of"]
+
+STAGING_NBYTES = 16 << 20
+N_STAGING_BUFFERS = 4
+
+
+class StoreFetch:
+    """Reads the waves of one read, and brings them to the device that is current when it is made.
+
+    Parameters
+    ----------
+    plan
+        The read.
+    source
+        From where.
+    ranges
+        Byte range of every chunk; None where chunks are whole objects, and only reading tells which exist.
+    waves
+        Plan rows of the chunks of each wave, in the order in which they will be fetched; none is missing in `ranges`.
+    """
+
+    def __init__(
+        self, plan: ReadPlan, source: Source, ranges: ByteRanges | None, waves: list[NDArray[np.int64]]
+    ) -> None:
+        self.plan, self.source, self.ranges = plan, source, ranges
+        self.device = cupy.cuda.Device()
+        self.ahead = deque(waves)
+        self.arrivals = self._read(waves)
+
+    def fetch(self, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> tuple[Fetched, NDArray[np.int64]]:
+        """Read the next wave; or any other, which is then read for itself: a part of one that met too little memory.
+
+        Parameters
+        ----------
+        rows
+            Plan rows of the chunks.
+        stream
+            The current stream; the chunks are ready on it.
+
+        Returns
+        -------
+        fetched
+            Chunks that exist.
+        missing
+            Plan rows of those that do not.
+
+        Raises
+        ------
+        ChunkReadError, CorruptChunkError
+            Naming store, key and range.
+        """
+        if self.ahead and self.ahead[0] is rows:
+            self.ahead.popleft()
+            return self._copy_to_device(rows, next(self.arrivals), stream)
+        with closing(self._read([rows])) as arrivals:
+            return self._copy_to_device(rows, next(arrivals), stream)
+
+    def close(self) -> None:
+        """End what is under way."""
+        self.arrivals.close()
+
+    def _read(self, waves: list[NDArray[np.int64]]) -> Generator[Arrived]:
+        """What arrives for each wave, in turn."""
+        reader = self.source.reader
+        if isinstance(reader, StoreReader):
+            wave_nbytes = max(map(len, waves), default=0) * self.plan.layout.chunk_nbytes
+            return reader.read_ahead(waves, self._wanted, batch_nbytes=wave_nbytes)
+        return self._read_on_threads(waves)
+
+    def _copy_to_device(
+        self, rows: NDArray[np.int64], arrived: Arrived, stream: cupy.cuda.Stream
+    ) -> tuple[Fetched, NDArray[np.int64]]:
+        if self.ranges is None:
+            is_there = np.array([parts is not None for parts in arrived], np.bool_)
+            parts = [parts[0] for parts in arrived if parts is not None]
+            nbytes = np.array([len(part) for part in parts], np.int64)
+            at, slab_nbytes = _aligned(nbytes)
+            slab = cupy.empty(slab_nbytes, np.uint8)
+            self._copy(parts, slab, at, stream)
+            return Fetched(slab, rows[is_there], at, nbytes, np.zeros(len(parts), np.int64)), rows[~is_there]
+        spans = self._spans(rows)
+        for number in [number for number, parts in enumerate(arrived) if parts is None][:1]:
+            (key,) = self.plan.keys(spans.object_row[number : number + 1])
+            raise ChunkReadError(f"store {self.source.reader.store_name!r}, key {key!r}: object vanished")
+        span_at, fetched = layout_slab(self.ranges, rows, spans)
+        self._copy([parts[0] for parts in arrived if parts is not None], fetched.slab, span_at, stream)
+        return fetched, rows[:0]
+
+    def _wanted(self, rows: NDArray[np.int64]) -> list[ObjectRead]:
+        """Reads of one wave, each of one range."""
+        if self.ranges is None:
+            return [ObjectRead(key, ((0, WHOLE),)) for key in self.plan.keys(self.plan.object_row[rows])]
+        spans = self._spans(rows)
+        columns = (self.plan.keys(spans.object_row), spans.offset.tolist(), spans.nbytes.tolist())
+        return [ObjectRead(key, ((offset, nbytes),)) for key, offset, nbytes in zip(*columns, strict=True)]
+
+    def _spans(self, rows: NDArray[np.int64]) -> Spans:
+        assert self.ranges is not None  # callers looked
+        options = self.source.options
+        return spans_of(self.ranges, rows, options.max_remote_gap_bytes, options.max_read_bytes)
+
+    def _read_on_threads(self, waves: list[NDArray[np.int64]]) -> Generator[Arrived]:
+        """Wave after wave, of a reader that works on the calling thread."""
+        for rows in waves:
+            wanted = self._wanted(rows)
+            arrived: Arrived = [None] * len(wanted)
+
+            def read(number: int, wanted: list[ObjectRead] = wanted, arrived: Arrived = arrived) -> None:
+                (arrived[number],) = self.source.reader.read([wanted[number]])
+
+            run_all(read, range(len(wanted)), self.source.options.threads)
+            yield arrived
+
+    def _copy(
+        self, parts: list[memoryview], slab: cupy.ndarray, at: NDArray[np.int64], stream: cupy.cuda.Stream
+    ) -> None:
+        """Copy parts to their places, of which each thread takes a stretch as long as a page-locked buffer."""
+        pool = _pinned_pool()
+        cuts = np.unique(np.searchsorted(at, np.arange(0, slab.nbytes, STAGING_NBYTES)))
+        stops = np.append(cuts[1:], len(parts))
+
+        def copy(number: int) -> None:
+            mine = slice(cuts[number], stops[number])
+            with self.device:
+                pool.copy_to_device(parts[mine], slab, at[mine], stream=stream)
+
+        run_all(copy, range(len(cuts)), self.source.options.threads)
+
+
+def spans_of(ranges: ByteRanges, rows: NDArray[np.int64], max_gap_bytes: int, max_read_bytes: int) -> Spans:
+    """Reads that fetch the chunks of some rows."""
+    part = ByteRanges(ranges.object_row[rows], ranges.offset[rows], ranges.nbytes[rows])
+    return coalesce(part, max_gap_bytes=max_gap_bytes, max_read_bytes=max_read_bytes)
+
+
+def layout_slab(ranges: ByteRanges, rows: NDArray[np.int64], spans: Spans) -> tuple[NDArray[np.int64], Fetched]:
+    """Make a slab for the spans that hold the chunks of some rows; where each span and each chunk goes."""
+    span_at, slab_nbytes = _aligned(spans.nbytes)
+    slab = cupy.empty(slab_nbytes, np.uint8)
+    at = span_at[spans.chunk_span] + spans.chunk_offset
+    return span_at, Fetched(slab, rows, at, ranges.nbytes[rows], ranges.offset[rows])
+
+
+def _aligned(nbytes: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Offsets that lay pieces out one after the other on 16-byte boundaries, and the room they take."""
+    room = -(-nbytes // 16) * 16
+    at = np.cumsum(room) - room
+    return at, int(room.sum())
+
+
+@cache
+def _pinned_pool() -> PinnedPool:
+    return PinnedPool(STAGING_NBYTES, N_STAGING_BUFFERS)

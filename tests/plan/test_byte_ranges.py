@@ -85,6 +85,14 @@ def test_reads_are_cut_between_chunks(max_read_bytes: int, expected: list[Range]
     assert spans_of([(0, 10 * k, 10) for k in range(4)], max_read_bytes=max_read_bytes) == expected
 
 
+def test_chunks_in_objects_of_their_own_are_read_alone() -> None:
+    ranges = ByteRanges(np.array([0, 2, 5]), np.array([0, 7, 0]), np.array([10, 3, 0]))
+    spans = coalesce(ranges, max_gap_bytes=100, max_read_bytes=1)
+    assert (spans.object_row.tolist(), spans.offset.tolist()) == ([0, 2, 5], [0, 7, 0])
+    assert spans.nbytes.tolist() == [10, 3, 0]
+    assert (spans.chunk_span.tolist(), spans.chunk_offset.tolist()) == ([0, 1, 2], [0, 0, 0])
+
+
 def test_a_chunk_inside_another_is_read_with_it() -> None:
     assert spans_of([(0, 0, 100), (0, 10, 5), (0, 100, 10)]) == [(0, 0, 110)]
 

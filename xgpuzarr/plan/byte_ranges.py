@@ -76,6 +76,10 @@ def coalesce(ranges: ByteRanges, *, max_gap_bytes: int, max_read_bytes: int) -> 
     if len(stored) == 0:
         none = np.empty(0, np.int64)
         return Spans(none, none, none, chunk_span, chunk_offset)
+    if len(stored) == len(chunk_span) and np.all(np.diff(ranges.object_row) > 0):
+        # one chunk an object: nothing to join
+        alone = np.arange(len(stored))
+        return Spans(ranges.object_row, ranges.offset, ranges.nbytes, alone, np.zeros_like(alone))
     order = stored[np.lexsort((ranges.offset[stored], ranges.object_row[stored]))]
     object_row, offset = ranges.object_row[order], ranges.offset[order]
     stop = offset + ranges.nbytes[order]

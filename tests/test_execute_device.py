@@ -198,14 +198,17 @@ def test_empty_array(tmp_path: Path) -> None:
     assert xgpuzarr.open_array(tmp_path / "a", device="cuda")[:].shape == (0, 3)
 
 
-def test_many_waves_of_little_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shards", [None, (10, 100, 100)])
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_many_waves_of_little_memory(tmp_path: Path, in_memory: bool, shards: Any) -> None:
     values = _values("<f4", (200, 100, 100))
+    store: Any = zarr.storage.MemoryStore() if in_memory else tmp_path / "a"
     array = zarr.create_array(
-        tmp_path / "a", shape=values.shape, chunks=(1, 100, 100), dtype="f4", compressors=ZstdCodec()
+        store, shape=values.shape, chunks=(1, 100, 100), shards=shards, dtype="f4", compressors=ZstdCodec()
     )
     array[:] = values
     options = ReadOptions(max_batch_bytes=1 << 20)
-    got = xgpuzarr.open_array(tmp_path / "a", device="cuda", options=options)[:]
+    got = xgpuzarr.open_array(store, device="cuda", options=options)[:]
     np.testing.assert_array_equal(got.get(), values)
 
 

@@ -18,7 +18,7 @@ from xgpuzarr.readers.protocol import WHOLE, ObjectRead
 from xgpuzarr.readers.store import HELD_NBYTES, StoreReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from zarr.abc.store import ByteRequest
     from zarr.core.buffer import Buffer, BufferPrototype
@@ -126,6 +126,54 @@ def test_an_error_of_a_call_ends_the_read_and_no_call_runs_on(pool: ThreadPoolEx
         read_each(StoreReader(store, ReadOptions(concurrency=4)), range(40), pool, call)
     assert sorted(running) == sorted(ended)
     assert len(store.asked) < 40
+
+
+def read_ahead(store: FakeStore, batches: list[range], nbytes: int = 10) -> Generator[list[Any]]:
+    reader = StoreReader(store, ReadOptions(concurrency=3))
+    return reader.read_ahead(batches, lambda numbers: whole(*numbers), batch_nbytes=nbytes)
+
+
+def test_batches_come_in_turn() -> None:
+    batches = [range(5), range(5, 6), range(20, 37), range(35, 45)]
+    found = [[parts and bytes(parts[0]) for parts in batch] for batch in read_ahead(FakeStore(), batches)]
+    assert found == [[bytes([number]) * 10 if number < 40 else None for number in batch] for batch in batches]
+    assert list(read_ahead(FakeStore(), [])) == []
+
+
+def test_batches_are_read_ahead_as_far_as_memory_allows() -> None:
+    store = FakeStore()
+    batches = read_ahead(store, [range(start, start + 4) for start in range(0, 40, 4)], HELD_NBYTES // 2)
+    next(batches)
+    for _ in range(100):
+        threading.Event().wait(0.01)
+        if len(store.asked) == 12 and not store.n_under_way:
+            break
+    threading.Event().wait(0.02)
+    assert sorted(store.asked, key=int) == [str(number) for number in range(12)]  # the one taken, and two ahead
+    next(batches)
+    batches.close()
+    assert store.most_under_way == 3
+
+
+def test_an_error_ahead_ends_all_reading() -> None:
+    store = FakeStore()
+    store.errors = {"9": [PermissionError("no")]}
+    batches = read_ahead(store, [range(start, start + 4) for start in range(0, 40, 4)])
+    with pytest.raises(ChunkReadError, match=r"key '9' \(whole object\): no$"):
+        list(batches)
+    assert store.n_under_way == 0
+    assert len(store.asked) < 20
+
+
+def test_no_request_is_under_way_once_reading_ahead_is_closed() -> None:
+    store = FakeStore()
+    batches = read_ahead(store, [range(start, start + 4) for start in range(0, 40, 4)])
+    next(batches)
+    batches.close()
+    n_asked = len(store.asked)
+    assert store.n_under_way == 0
+    threading.Event().wait(0.02)
+    assert len(store.asked) == n_asked < 40
 
 
 def test_errors_that_may_pass_are_tried_again_and_others_not() -> None:

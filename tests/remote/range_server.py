@@ -38,6 +38,8 @@ class RangeServer(ThreadingHTTPServer):
         "" answers properly. "fail" answers each GET that `every` divides with status 503, "cut" ends its body half
         way; the same request made again is answered, so that tests do not depend on how requests are interleaved.
         "stall" never answers a GET of a chunk, "ignore ranges" sends whole objects, "forbid" answers with status 403.
+    forbidden
+        One path that is answered with status 403.
     gather
         Answers of chunks are held back until so many requests are in flight, and a little longer, so that one more
         would be seen.
@@ -58,6 +60,7 @@ class RangeServer(ThreadingHTTPServer):
         """Forget what was seen, and behave anew."""
         self.fault, self.every, self.gather = fault, every, gather
         self.failed: set[Request] = set()
+        self.forbidden = ""
         self.seen = Seen()
         self.closing = threading.Event()
 
@@ -114,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif server.fault == "fail" and self.is_to_fail:
             self._send(503, b"busy")
-        elif server.fault == "forbid" and self._is_chunk:
+        elif (server.fault == "forbid" and self._is_chunk) or request.path == server.forbidden:
             self._send(403, b"no")
         elif not file.is_file():
             self._send(404, b"")

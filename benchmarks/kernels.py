@@ -228,7 +228,7 @@ def nvcomp_call(
 ) -> Callable[[], object]:
     """Decoding of the streams of one kind, and of dummies in the place of the others, by nvCOMP alone."""
     algorithm = {Kind.LZ4: "lz4", Kind.ZSTD: "zstd"}[kind]
-    columns, dummy = launch_frames.point_frames(
+    columns = launch_frames.point_frames(
         algorithm,
         batch.encoded,
         table[StreamRow.SOURCE],
@@ -241,7 +241,7 @@ def nvcomp_call(
         status=launch.new_status(),
     )
 
-    def call(_dummy: cupy.ndarray = dummy) -> None:
+    def call() -> None:
         nvcomp.decompress_batch(
             algorithm,
             *columns,

@@ -256,7 +256,7 @@ def _decode_on_device(codec: str, encoded: NDArray[np.uint8], decoded: NDArray[n
     slab, nbytes = cupy.asarray(encoded), np.array([encoded.nbytes])
     batch = encoded_frames(codec, slab, start, nbytes, decoded_nbytes=decoded.nbytes, status=status)
     out = cupy.empty(batch.room_nbytes + GUARD_NBYTES, np.uint8)
-    batch.decode(Places(out, out, np.zeros(1, np.bool_), start))
+    batch.decode(Places(out, out, 0, start))
     launch.check_status(status, f"codec {codec!r}")
     if len(batch.suspects()):
         return batch.describe(0)

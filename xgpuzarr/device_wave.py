@@ -28,8 +28,7 @@ from xgpuzarr.pool import run_all
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from xgpuzarr.decoders.frames import EncodedFrames
-    from xgpuzarr.decoders.opaque_frames import OpaqueFrames
+    from xgpuzarr.decoders.frames import FrameBatch
     from xgpuzarr.device_output import DeviceOutput
     from xgpuzarr.plan.read_plan import ReadPlan
     from xgpuzarr.plan.steps import Step
@@ -62,6 +61,13 @@ class Fetched:
     nbytes: NDArray[np.int64]
     object_offset: NDArray[np.int64]
 
+    def ordered(self, is_later: NDArray[np.bool_]) -> Fetched:
+        """The same chunks with some of them (bool, one a chunk) behind the others."""
+        if not is_later.any() or is_later.all():
+            return self
+        order = np.argsort(is_later, kind="stable")
+        return Fetched(self.slab, self.rows[order], self.at[order], self.nbytes[order], self.object_offset[order])
+
 
 class Wave:
     """Decoding of some fetched chunks into an output.
@@ -69,7 +75,7 @@ class Wave:
     Parameters
     ----------
     fetched
-        The chunks.
+        The chunks. Those that are decoded straight into the output come first from here on.
     output
         Where they go.
     stream
@@ -77,17 +83,17 @@ class Wave:
     """
 
     def __init__(self, fetched: Fetched, output: DeviceOutput, stream: cupy.cuda.Stream) -> None:
-        self.fetched, self.output, self.stream = fetched, output, stream
+        self.fetched, self.output, self.stream = fetched.ordered(output.slab[fetched.rows] < 0), output, stream
         self.plan: ReadPlan = output.plan
         self.chain = self.plan.layout.codec_chain
         self.n_host_chunks = 0
         self._done = cupy.cuda.Event(disable_timing=True)
         # where the bytes lie without the checksums around them
-        self.at, self.nbytes = fetched.at, fetched.nbytes
+        self.at, self.nbytes = self.fetched.at, self.fetched.nbytes
         # chunks that are one piece of the output are decoded there, the others in scratch
-        self.slab_at = output.slab[fetched.rows]
-        self.is_direct = self.slab_at >= 0
-        self._frames: EncodedFrames | OpaqueFrames | None = None
+        self.slab_at = output.slab[self.fetched.rows]
+        self.n_direct = int(np.count_nonzero(self.slab_at >= 0))
+        self._frames: FrameBatch | None = None
         self._flags: list[cupy.ndarray] = []
 
     def start(self) -> None:
@@ -102,9 +108,8 @@ class Wave:
                 scratch, at = self._decode_frames(self.chain.compressor.codec, skip)
             if self.chain.filters:
                 scratch, at = self._undo_filters(scratch, at)
-            placed = np.flatnonzero(~self.is_direct)
-            if len(placed):
-                self.output.place(scratch, self.fetched.rows[placed], at[placed])
+            if self.n_direct < len(at):
+                self.output.place(scratch, self.fetched.rows[self.n_direct :], at[self.n_direct :])
             self._done.record(self.stream)
 
     def finish(self) -> None:
@@ -137,7 +142,7 @@ class Wave:
         return decode_chunk(self.chain, encoded, np.empty(self.plan.layout.chunk_nbytes, np.uint8))
 
     def _check_encoded(self) -> cupy.ndarray | None:
-        """Look at the checksums of the encoded bytes before a decoder sees these; bool, which chunks it should skip."""
+        """Look at the checksums of the encoded bytes before a decoder sees these; int32, not 0 for chunks to skip."""
         skip = None
         for step in self.chain.checks:
             for index in np.flatnonzero(self.nbytes < CHECKSUM_NBYTES)[:1].tolist():
@@ -168,7 +173,7 @@ class Wave:
         expected = self.chain.unfiltered_nbytes
         for index in np.flatnonzero(self.nbytes != expected)[:1].tolist():
             raise self._corrupt(index, f"{self.nbytes[index]} bytes are stored, the chunk shape needs {expected}")
-        self.is_direct[:] = False  # they lie in the slab
+        self.n_direct = 0  # they lie in the slab
         return self.fetched.slab, self.at
 
     def _decode_blosc(self, skip: cupy.ndarray | None) -> tuple[cupy.ndarray, NDArray[np.int64]]:
@@ -177,8 +182,8 @@ class Wave:
             raise self._corrupt(index, self.problem_on_host(self._encoded(index)))
         n, nbytes = len(self.at), self.chain.unfiltered_nbytes
         out, at = self.output.memory, self.slab_at
-        if not self.is_direct.all():
-            self.is_direct[:] = False
+        if self.n_direct < n:
+            self.n_direct = 0
             out, at = cupy.empty(n * nbytes, np.uint8), np.arange(n, dtype=np.int64) * nbytes
         problem = decode_blosc(
             self.fetched.slab,
@@ -203,11 +208,12 @@ class Wave:
             status=self.output.status,
         )
         if self._frames.room_nbytes > self.chain.unfiltered_nbytes:
-            self.is_direct[:] = False  # there is no room behind a chunk in the output
+            self.n_direct = 0  # there is no room behind a chunk in the output
         stride = -(-self._frames.room_nbytes // 16) * 16 + GUARD_NBYTES
-        at = np.where(self.is_direct, self.slab_at, (np.cumsum(~self.is_direct) - 1) * stride)
-        scratch = cupy.empty(int(np.count_nonzero(~self.is_direct)) * stride, np.uint8)
-        self._frames.decode(Places(self.output.memory, scratch, self.is_direct, at), skip)
+        n_in_scratch = len(self.at) - self.n_direct
+        at = np.r_[self.slab_at[: self.n_direct], np.arange(n_in_scratch, dtype=np.int64) * stride]
+        scratch = cupy.empty(n_in_scratch * stride, np.uint8)
+        self._frames.decode(Places(self.output.memory, scratch, self.n_direct, at), skip)
         return scratch, at
 
     def _undo_filters(self, scratch: cupy.ndarray, at: NDArray[np.int64]) -> tuple[cupy.ndarray, NDArray[np.int64]]:
@@ -248,14 +254,13 @@ class Wave:
             part = index[start : start + n_at_once]
             decoded = np.empty((len(part), nbytes), np.uint8)
             self._decode_into(part, decoded)
-            for number in np.flatnonzero(self.is_direct[part]).tolist():
-                at = int(self.slab_at[part[number]])
+            n_direct = int(np.count_nonzero(part < self.n_direct))
+            for number, at in enumerate(self.slab_at[part[:n_direct]].tolist()):
                 self.output.memory[at : at + nbytes].set(decoded[number])
-            others = np.flatnonzero(~self.is_direct[part])
-            if len(others):
-                batch = cupy.asarray(decoded[others]).reshape(-1)
-                rows = self.fetched.rows[part[others]]
-                self.output.place(batch, rows, np.arange(len(others), dtype=np.int64) * nbytes)
+            if n_direct < len(part):
+                batch = cupy.asarray(decoded[n_direct:]).reshape(-1)
+                rows = self.fetched.rows[part[n_direct:]]
+                self.output.place(batch, rows, np.arange(len(rows), dtype=np.int64) * nbytes)
 
     def _decode_into(self, index: NDArray[np.int64], decoded: NDArray[np.uint8]) -> None:
         encoded = [self._encoded(i) for i in index.tolist()]

@@ -162,9 +162,11 @@ class _Device:
     id = 0
 
 
+class _Stream:
+    def synchronize(self) -> None:
+        """All work has been done when a launch returns."""
+
+
 class _Cuda:
     Device = _Device
-
-    @staticmethod
-    def get_current_stream() -> None:
-        """All work has been done when a launch returns."""
+    get_current_stream = _Stream

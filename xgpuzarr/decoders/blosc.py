@@ -22,7 +22,7 @@ import numpy as np
 
 from xgpuzarr.decoders import nvcomp
 from xgpuzarr.kernels import launch, launch_blosc, launch_checksums, launch_frames
-from xgpuzarr.kernels.arguments import check_bytes, device_column
+from xgpuzarr.kernels.arguments import check_bytes, device_columns
 from xgpuzarr.kernels.launch_blosc import GUARD_NBYTES, Kind, StreamRow, Total
 from xgpuzarr.plan.blosc_header import Problem
 
@@ -82,7 +82,9 @@ def decode_blosc(
     n_chunks = len(offset)
     if n_chunks == 0:
         return cupy.zeros(0, dtype=np.int32)
-    offset, nbytes = device_column(offset, (n_chunks,)), device_column(nbytes, (n_chunks,))
+    if out_offset is None:
+        out_offset = np.arange(n_chunks, dtype=np.int64) * chunk_nbytes
+    offset, nbytes, out_offset = device_columns(n_chunks, offset, nbytes, out_offset)
     headers, totals, problem = launch_blosc.read_headers(encoded, offset, nbytes, chunk_nbytes)
     if chunk_nbytes == 0:
         return problem
@@ -140,7 +142,7 @@ class _Streams:
 
         skip = launch_blosc.select_streams(self.table, kind, self.problem)
         source, source_offset = self._aligned(skip) if kind == Kind.DEFLATE else (self.encoded, self._row("SOURCE"))
-        columns, _dummy = launch_frames.point_frames(
+        columns = launch_frames.point_frames(
             _ALGORITHMS[kind],
             source,
             source_offset,
@@ -202,18 +204,16 @@ class _Streams:
         import cupy
 
         nbytes = cupy.where(skip == 0, self._row("DECODED"), 0)
-        found = launch_checksums.adler32(self.scratch, self._row("DEST"), nbytes, status=self.status)
-        trailer = cupy.where(skip == 0, self._row("SOURCE") + self._row("ENCODED"), 0)
-        is_wrong = (skip == 0) & (found != _big_endian_uint32(self.encoded, trailer))
-        what = is_wrong.astype(np.int32) * int(Problem.STREAM)  # cupy takes no subclass of int
-        cupy.maximum.at(self.problem, self._row("CHUNK"), what)
+        launch_checksums.compare(
+            launch_checksums.adler32(self.scratch, self._row("DEST"), nbytes, status=self.status),
+            self.encoded,
+            self._row("SOURCE") + self._row("ENCODED"),
+            is_big_endian=True,
+            skip=skip,
+            code=Problem.STREAM,
+            problem=self.problem,
+            chunk=self._row("CHUNK"),
+        )
 
     def _row(self, name: str) -> cupy.ndarray:
         return self.table[StreamRow[name]]
-
-
-def _big_endian_uint32(buffer: cupy.ndarray, offset: cupy.ndarray) -> cupy.ndarray:
-    import cupy
-
-    data = buffer[offset[:, None] + cupy.arange(4)].astype(np.uint32)
-    return data[:, 0] << 24 | data[:, 1] << 16 | data[:, 2] << 8 | data[:, 3]

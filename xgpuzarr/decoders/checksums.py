@@ -69,15 +69,18 @@ def check_on_device(
     offset, nbytes
         Where its bytes lie without the checksum.
     is_bad
-        bool, shape (n,), on the device: they do not agree with it.
+        int32, shape (n,), on the device: 1 where they do not agree with it, else 0.
     """
     import cupy
 
     from xgpuzarr.kernels import launch_checksums
+    from xgpuzarr.kernels.arguments import upload
 
     rest = nbytes - NBYTES
     at_start = step.config["location"] == "start"
     payload, stored = (offset + NBYTES, offset) if at_start else (offset, offset + rest)
-    found = getattr(launch_checksums, step.codec)(buffer, payload, rest, status=status)
-    expected = buffer[cupy.asarray(stored)[:, None] + cupy.arange(NBYTES)].view(np.uint32)[:, 0]
-    return payload, rest, found != expected
+    is_bad = cupy.zeros(len(offset), np.int32)
+    start, size, stored_at = upload(payload, rest, stored)
+    found = getattr(launch_checksums, step.codec)(buffer, start, size, status=status)
+    launch_checksums.compare(found, buffer, stored_at, skip=is_bad, code=1, problem=is_bad)
+    return payload, rest, is_bad

@@ -11,14 +11,14 @@ Nothing before that waits for the device, but for a look at the first zstd frame
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cupy
 import numpy as np
 
 from xgpuzarr.decoders import nvcomp
 from xgpuzarr.kernels import launch, launch_checksums, launch_frames
-from xgpuzarr.plan.frames import Problem
+from xgpuzarr.kernels.arguments import upload
 from xgpuzarr.plan.zstd import MAX_BLOCK_NBYTES, MAX_HEADER_NBYTES, ZstdHeaders
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["FRAMING", "GUARD_NBYTES", "EncodedFrames", "Framing", "Places", "aligned"]
+__all__ = ["FRAMING", "GUARD_NBYTES", "EncodedFrames", "FrameBatch", "Framing", "Places", "aligned"]
 
 GUARD_NBYTES = 256
 """Bytes behind each decoded chunk, or behind the result, that a sound decoder leaves alone."""
@@ -35,7 +35,7 @@ PREFIX_NBYTES = 4
 """The decoded size, little-endian, before each chunk of numcodecs' LZ4 and of the ``nvcomp`` codecs."""
 
 NOT_DECODED = 255
-"""In the place of a `Problem`: the device decoded something else than it should have."""
+"""In the place of a `xgpuzarr.plan.frames.Problem`: the device decoded something else than it should have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,10 @@ class Framing:
     before, behind
         Bytes around the frame that nvCOMP does not take.
     check, check_at
-        What `xgpuzarr.plan.frames` calls this format, and where it starts; "" for formats that only nvCOMP knows.
+        What `xgpuzarr.kernels.launch_frames` calls this format, and where it starts; "" for formats that only nvCOMP
+        knows.
+    checksum_from_end
+        How far before the end of a chunk the checksum of its content stands, where it always has one.
     """
 
     algorithm: str
@@ -57,18 +60,14 @@ class Framing:
     behind: int = 0
     check: str = ""
     check_at: int = 0
-
-    @property
-    def has_prefix(self) -> bool:
-        """True if the decoded size stands before the chunk."""
-        return self.before == PREFIX_NBYTES
+    checksum_from_end: int = 0
 
 
 FRAMING: dict[str, Framing] = {
     "gdeflate": Framing("gdeflate"),
-    "gzip": Framing("gzip", check="gzip"),
+    "gzip": Framing("gzip", check="gzip", checksum_from_end=8),  # CRC32, ISIZE: RFC 1952, section 2.3.1
     "lz4": Framing("lz4", before=PREFIX_NBYTES, check="lz4"),
-    "zlib": Framing("deflate", before=2, behind=4, check="zlib"),
+    "zlib": Framing("deflate", before=2, behind=4, check="zlib", checksum_from_end=4),  # RFC 1950, section 2.2
     "zstd": Framing("zstd", check="zstd"),
     "nvcomp.ans": Framing("ans", before=PREFIX_NBYTES),
     "nvcomp.bitcomp": Framing("bitcomp", before=PREFIX_NBYTES),
@@ -83,37 +82,38 @@ FRAMING: dict[str, Framing] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
-    """Where each chunk of a batch is decoded to: into the result, or into scratch.
+    """Where each chunk of a batch is decoded to: the first ones into the result, the others into scratch.
 
     Attributes
     ----------
     result, scratch
         uint8, 1-D, on the device. Behind the room of each chunk in `scratch` are `GUARD_NBYTES` bytes.
-    in_result
-        bool, shape (n,): which of the two each chunk goes to.
+    n_in_result
+        How many go to the result.
     offset
-        int64, shape (n,): where it starts there, in bytes.
+        int64, shape (n,): where each starts there, in bytes.
     """
 
     result: cupy.ndarray
     scratch: cupy.ndarray
-    in_result: NDArray[np.bool_]
+    n_in_result: int
     offset: NDArray[np.int64]
 
-    def parts(self) -> Iterator[tuple[cupy.ndarray, NDArray[np.int64], int]]:
+    def parts(self) -> Iterator[tuple[cupy.ndarray, slice, int]]:
         """Each buffer with the chunks that lie in it, and the bytes of the guard zone behind each of them."""
-        for buffer, mine, guard in ((self.result, self.in_result, 0), (self.scratch, ~self.in_result, GUARD_NBYTES)):
-            if mine.any():
-                yield buffer, np.flatnonzero(mine), guard
+        if self.n_in_result:
+            yield self.result, slice(self.n_in_result), 0
+        if self.n_in_result < len(self.offset):
+            yield self.scratch, slice(self.n_in_result, None), GUARD_NBYTES
 
 
-class EncodedFrames:
+class FrameBatch:
     """Chunks of one codec in device memory, on their way to their places. Work is queued on the current stream.
 
     Parameters
     ----------
     codec
-        A key of `FRAMING` whose format is known here.
+        A key of `FRAMING`.
     slab
         uint8, 1-D, on the device: holds the chunks.
     at, nbytes
@@ -140,11 +140,8 @@ class EncodedFrames:
         status: cupy.ndarray,
     ) -> None:
         self.codec, self.slab, self.at, self.nbytes = codec, slab, at, nbytes
-        self.decoded_nbytes, self.status = decoded_nbytes, status
-        self.framing = FRAMING[codec]
-        self.room_nbytes = decoded_nbytes
-        if self.framing.check == "zstd" and not self._states_sizes():
-            self.room_nbytes = -(-decoded_nbytes // MAX_BLOCK_NBYTES) * MAX_BLOCK_NBYTES
+        self.decoded_nbytes = self.room_nbytes = decoded_nbytes
+        self.status, self.framing = status, FRAMING[codec]
 
     def decode(self, places: Places, skip: cupy.ndarray | None = None) -> None:
         """Queue the decoding of all chunks, and the checks of what comes out.
@@ -152,50 +149,75 @@ class EncodedFrames:
         Parameters
         ----------
         skip
-            bool, shape (n,), on the device: chunks that are known to be damaged.
+            int32, shape (n,), on the device: not 0 for chunks that are known to be damaged.
         """
-        self._problem = self._check() if skip is None else cupy.where(skip, np.int32(NOT_DECODED), self._check())
+        raise NotImplementedError
+
+    def suspects(self) -> NDArray[np.int64]:
+        """Chunks that are not sound, or were not decoded as they should; valid once the stream has passed."""
+        raise NotImplementedError
+
+    def describe(self, _index: int) -> str:
+        """Say what is wrong with a suspect, as far as that is known."""
+        return f"codec {self.codec!r}: the device does not decode these bytes"
+
+
+class EncodedFrames(FrameBatch):
+    """Chunks of a codec whose format is known here."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.framing.check == "zstd" and not self._states_sizes():
+            self.room_nbytes = -(-self.decoded_nbytes // MAX_BLOCK_NBYTES) * MAX_BLOCK_NBYTES
+
+    def decode(self, places: Places, skip: cupy.ndarray | None = None) -> None:
+        """Queue the decoding of all chunks, and the checks of what comes out; as `FrameBatch.decode`."""
+        framing, n = self.framing, len(self.at)
+        frame_nbytes = np.maximum(self.nbytes - framing.before - framing.behind, 0)
+        source, frame_at = aligned(self.slab, self.at + framing.before, frame_nbytes, framing.algorithm, self.status)
+        at, nbytes, *columns = upload(
+            self.at,
+            self.nbytes,
+            frame_at,
+            frame_nbytes,
+            places.offset,
+            np.full(n, self.room_nbytes),
+            np.full(n, self.decoded_nbytes),
+            self.at + self.nbytes - framing.checksum_from_end,
+        )
+        self._problem = launch_frames.check_frames(
+            framing.check,
+            self.slab,
+            at,
+            nbytes,
+            expected_nbytes=self.decoded_nbytes,
+            room_nbytes=self.room_nbytes,
+            prefix_nbytes=framing.check_at,
+            skip=skip,
+        )
         self._overrun = cupy.zeros(1, np.int32)
-        source, at, nbytes = self._source()
-        parts = list(places.parts())
-        pointed = [
-            launch_frames.point_frames(
-                self.framing.algorithm,
-                source,
-                at[mine],
-                nbytes[mine],
-                out=buffer,
-                out_offset=places.offset[mine],
-                out_nbytes=np.full(len(mine), self.room_nbytes),
-                skip=self._problem[cupy.asarray(mine)],
-                guard_nbytes=guard,
-                status=self.status,
-            )
-            for buffer, mine, guard in parts
+        parts = [
+            _Part(buffer, guard, self._problem[own], own, *(column[own] for column in columns))
+            for buffer, own, guard in places.parts()
         ]
-        self._source_and_dummies = source, pointed  # until the stream has passed
+        pointed = [self._point(source, part) for part in parts]
         actual, statuses = nvcomp.decompress_batch(
-            self.framing.algorithm,
-            *cupy.concatenate([columns for columns, _ in pointed], axis=1),
+            framing.algorithm,
+            *(pointed[0] if len(pointed) == 1 else cupy.concatenate(pointed, axis=1)),
             max_chunk_nbytes=self.room_nbytes,
-            total_nbytes=self.room_nbytes * len(at),
+            total_nbytes=self.room_nbytes * n,
             stream=cupy.cuda.get_current_stream(),
         )
-        start = 0
-        for buffer, mine, guard in parts:
-            own = slice(start, start + len(mine))
-            self._judge(actual[own], statuses[own], buffer, mine, places.offset[mine], guard)
-            start = own.stop
+        for part in parts:
+            self._judge(actual[part.own], statuses[part.own], part)
+            self._check_content(source, part)
+        self._source_and_columns = source, pointed  # until the stream has passed
 
     def suspects(self) -> NDArray[np.int64]:
         """Chunks that are not sound, or were not decoded as they should; valid once the stream has passed."""
         problem, overrun = self._problem.get(), self._overrun.get()
         # whatever was overrun may be a neighbour
         return np.arange(len(problem)) if overrun[0] else np.flatnonzero(problem)
-
-    def describe(self, _index: int) -> str:
-        """Say that the device did not decode a chunk."""
-        return f"codec {self.codec!r}: the device does not decode these bytes"
 
     def _states_sizes(self) -> bool:
         """Say whether the first frame states its decoded size, as all of its writer's do then; waits for the stream."""
@@ -204,84 +226,71 @@ class EncodedFrames:
         heads = np.pad(head, (0, MAX_HEADER_NBYTES - len(head)))[None]
         return bool(ZstdHeaders.parse(heads).has_content_size[0])
 
-    def _check(self) -> cupy.ndarray:
-        """A `Problem` for each chunk, int32."""
-        framing = self.framing
-        nbytes = np.maximum(self.nbytes - framing.check_at, 0)
-        problem = launch_frames.check_frames(
-            framing.check,
-            self.slab,
-            self.at + framing.check_at,
-            nbytes,
-            expected_nbytes=self.decoded_nbytes,
-            room_nbytes=self.room_nbytes,
+    def _point(self, source: cupy.ndarray, part: _Part) -> cupy.ndarray:
+        return launch_frames.point_frames(
+            self.framing.algorithm,
+            source,
+            part.frame_at,
+            part.frame_nbytes,
+            out=part.buffer,
+            out_offset=part.offset,
+            out_nbytes=part.room,
+            skip=part.problem,
+            guard_nbytes=part.guard,
+            status=self.status,
         )
-        if framing.has_prefix:
-            stated = self._words(self.at, np.uint32)
-            problem = cupy.where(stated == self.decoded_nbytes, problem, np.int32(Problem.SIZE))
-        is_short = self.nbytes <= framing.before + framing.behind
-        return cupy.where(cupy.asarray(is_short), np.int32(Problem.TOO_SHORT), problem)
 
-    def _words(self, at: NDArray[np.int64], dtype: type[np.generic], *, big_endian: bool = False) -> cupy.ndarray:
-        """One number of each chunk; what lies outside the slab is taken from its edge."""
-        index = cupy.asarray(at)[:, None] + cupy.arange(np.dtype(dtype).itemsize)
-        index = cupy.ascontiguousarray(index[:, ::-1]) if big_endian else index
-        return self.slab[cupy.clip(index, 0, self.slab.size - 1)].view(dtype)[:, 0]
-
-    def _source(self) -> tuple[cupy.ndarray, NDArray[np.int64], NDArray[np.int64]]:
-        """Buffer, offsets and sizes of what nvCOMP takes, aligned as it asks."""
-        at = self.at + self.framing.before
-        nbytes = np.maximum(self.nbytes - self.framing.before - self.framing.behind, 0)
-        return (*aligned(self.slab, at, nbytes, self.framing.algorithm, self.status), nbytes)
-
-    def _judge(
-        self,
-        actual: cupy.ndarray,
-        statuses: cupy.ndarray,
-        buffer: cupy.ndarray,
-        mine: NDArray[np.int64],
-        offset: NDArray[np.int64],
-        guard: int,
-    ) -> None:
-        """Queue the checks of chunks that were decoded into one buffer."""
-        where = cupy.asarray(mine)
-        problem, decoded = self._problem[where], np.full(len(mine), self.decoded_nbytes)
-        is_exact = self.room_nbytes == self.decoded_nbytes
+    def _judge(self, actual: cupy.ndarray, statuses: cupy.ndarray, part: _Part) -> None:
+        """Queue the checks of what nvCOMP says of some chunks, and of the guard zones behind them."""
         launch_frames.judge_frames(
             actual,
             statuses,
-            out=buffer,
-            out_offset=offset,
-            out_nbytes=decoded,
-            skip=problem.copy(),
-            guard_nbytes=guard if is_exact else 0,
+            out=part.buffer,
+            out_offset=part.offset,
+            out_nbytes=part.decoded,
+            room_nbytes=part.room,
+            skip=part.problem,
+            guard_nbytes=part.guard,
             code=NOT_DECODED,
-            problem=problem,
+            problem=part.problem,
             overrun=self._overrun,
         )
-        if guard and not is_exact:
-            self._overrun |= launch.check_guards(buffer, offset + self.room_nbytes, guard).any().astype(np.int32)
-        self._problem[where] = cupy.where(
-            (problem == 0) & self._differs(buffer, mine, offset), np.int32(NOT_DECODED), problem
-        )
 
-    def _differs(self, buffer: cupy.ndarray, mine: NDArray[np.int64], offset: NDArray[np.int64]) -> cupy.ndarray:
-        """Say of each chunk whether its content has another checksum than it states; False if it states none."""
-        end, nbytes = self.at[mine] + self.nbytes[mine], np.full(len(mine), self.decoded_nbytes)
+    def _check_content(self, source: cupy.ndarray, part: _Part) -> None:
+        """Queue the comparison of the checksum that each chunk states, if any, with that of its content."""
+        noted: dict[str, Any] = {"code": NOT_DECODED, "problem": part.problem}
+        content = (part.offset, part.decoded)
         match self.framing.check:
-            case "gzip":  # RFC 1952, section 2.3.1: CRC32, ISIZE
-                found = launch_checksums.crc32(buffer, offset, nbytes, status=self.status)
-                return found != self._words(end - 8, np.uint32)
-            case "zlib":  # RFC 1950, section 2.2
-                found = launch_checksums.adler32(buffer, offset, nbytes, status=self.status)
-                return found != self._words(end - 4, np.uint32, big_endian=True)
-            case "zstd":  # RFC 8878, section 3.1.1: the low 4 bytes, if bit 2 of the frame header descriptor says so
-                descriptor = self._words(self.at[mine] + self.framing.check_at + 4, np.uint8)
-                has_one = (descriptor & np.uint8(4)) != 0
-                summed = cupy.where(has_one, cupy.asarray(nbytes), 0)  # nothing to hash for the others
-                found = launch_checksums.xxh64(buffer, offset, summed, status=self.status).astype(np.uint32)
-                return has_one & (found != self._words(end - 4, np.uint32))
-        return cupy.zeros(len(mine), np.bool_)
+            case "gzip":
+                found = launch_checksums.crc32(part.buffer, *content, status=self.status)
+                launch_checksums.compare(found, self.slab, part.stored_at, skip=part.problem, **noted)
+            case "zlib":
+                found = launch_checksums.adler32(part.buffer, *content, status=self.status)
+                launch_checksums.compare(
+                    found, self.slab, part.stored_at, is_big_endian=True, skip=part.problem, **noted
+                )
+            case "zstd":
+                launch_checksums.check_zstd_contents(
+                    source, part.frame_at, part.frame_nbytes, part.buffer, *content, **noted, status=self.status
+                )
+
+
+class _Part(NamedTuple):
+    """Chunks of a batch that are decoded into one buffer: device columns, a row a chunk, int64 but for `problem`.
+
+    In bytes: frames in the source, outputs in the buffer, and where in the slab the checksum of the content stands.
+    """
+
+    buffer: cupy.ndarray
+    guard: int
+    problem: cupy.ndarray
+    own: slice
+    frame_at: cupy.ndarray
+    frame_nbytes: cupy.ndarray
+    offset: cupy.ndarray
+    room: cupy.ndarray
+    decoded: cupy.ndarray
+    stored_at: cupy.ndarray
 
 
 def aligned(

@@ -7,37 +7,31 @@ from a frame, with statuses, and with the guard zone behind each output.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
 
 from xgpuzarr.decoders import nvcomp
-from xgpuzarr.decoders.frames import FRAMING, GUARD_NBYTES, PREFIX_NBYTES, EncodedFrames, Places, aligned
+from xgpuzarr.decoders.frames import FRAMING, GUARD_NBYTES, PREFIX_NBYTES, EncodedFrames, FrameBatch, aligned
 from xgpuzarr.kernels import launch
+from xgpuzarr.kernels.arguments import upload
 from xgpuzarr.plan import frames, gdeflate
 from xgpuzarr.plan.frames import Problem
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from xgpuzarr.decoders.frames import Places
+
 __all__ = ["OpaqueFrames", "encoded_frames"]
 
 
-def encoded_frames(
-    codec: str,
-    slab: cupy.ndarray,
-    at: NDArray[np.int64],
-    nbytes: NDArray[np.int64],
-    *,
-    decoded_nbytes: int,
-    status: cupy.ndarray,
-) -> EncodedFrames | OpaqueFrames:
-    """Chunks of any codec but Blosc; arguments as for `EncodedFrames`."""
+def encoded_frames(codec: str, *args: Any, **kwargs: Any) -> FrameBatch:
+    """Chunks of any codec but Blosc; arguments as for `FrameBatch`."""
     if FRAMING[codec].check:
-        return EncodedFrames(codec, slab, at, nbytes, decoded_nbytes=decoded_nbytes, status=status)
-    kind = _Pages if codec == "gdeflate" else OpaqueFrames
-    return kind(codec, slab, at, nbytes, decoded_nbytes=decoded_nbytes, status=status)
+        return EncodedFrames(codec, *args, **kwargs)
+    return (_Pages if codec == "gdeflate" else OpaqueFrames)(codec, *args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,22 +50,11 @@ class _Batch:
         return failed
 
 
-class OpaqueFrames:
-    """As `EncodedFrames`, for formats that only nvCOMP knows; making it waits for the stream."""
+class OpaqueFrames(FrameBatch):
+    """Chunks of a format that only nvCOMP knows; making it waits for the stream."""
 
-    def __init__(
-        self,
-        codec: str,
-        slab: cupy.ndarray,
-        at: NDArray[np.int64],
-        nbytes: NDArray[np.int64],
-        *,
-        decoded_nbytes: int,
-        status: cupy.ndarray,
-    ) -> None:
-        self.codec, self.slab, self.at, self.nbytes = codec, slab, at, nbytes
-        self.decoded_nbytes = self.room_nbytes = decoded_nbytes
-        self.status, self.framing = status, FRAMING[codec]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._heads = self._read_heads(self.header_nbytes)
         self._problems = self._check()
 
@@ -81,12 +64,12 @@ class OpaqueFrames:
         return PREFIX_NBYTES
 
     def decode(self, places: Places, skip: cupy.ndarray | None = None) -> None:
-        """Queue the decoding of all sound chunks; as `EncodedFrames.decode`."""
+        """Queue the decoding of all sound chunks; as `FrameBatch.decode`."""
         is_sound = self._problems == Problem.NONE
         if skip is not None:
-            is_sound &= ~skip.get()
+            is_sound &= skip.get() == 0
         index = np.flatnonzero(is_sound)
-        offset = places.offset[~places.in_result] + self.decoded_nbytes
+        (offset,) = upload(places.offset[places.n_in_result :] + self.decoded_nbytes)
         launch.write_guards(places.scratch, offset, GUARD_NBYTES, status=self.status)
         self._batch = self._queue(index, places) if len(index) else None
         self._broken = launch.check_guards(places.scratch, offset, GUARD_NBYTES)
@@ -105,7 +88,7 @@ class OpaqueFrames:
         """Say what is wrong with a chunk."""
         problem = Problem(int(self._problems[index]))
         if problem is Problem.NONE:
-            return f"codec {self.codec!r}: the device does not decode these bytes"
+            return super().describe(index)
         nbytes = int(self.nbytes[index])
         head = self._heads[index]
         return frames.describe(problem, self.codec, head, nbytes=nbytes, expected_nbytes=self.decoded_nbytes)
@@ -142,7 +125,7 @@ class OpaqueFrames:
         return self._decompress(index, at, nbytes, self._addresses(index, places), room)
 
     def _addresses(self, index: NDArray[np.int64], places: Places) -> NDArray[np.uint64]:
-        base = np.where(places.in_result[index], places.result.data.ptr, places.scratch.data.ptr)
+        base = np.where(index < places.n_in_result, places.result.data.ptr, places.scratch.data.ptr)
         addresses: NDArray[np.uint64] = (base + places.offset[index]).astype(np.uint64)
         return addresses
 
@@ -157,11 +140,12 @@ class OpaqueFrames:
         """Queue one call of nvCOMP, a row a frame; frames of another size than their room are left out."""
         algorithm, stream = self.framing.algorithm, cupy.cuda.get_current_stream()
         source, at = aligned(self.slab, at, nbytes, algorithm, self.status)
-        columns = [cupy.asarray(column.astype(np.uint64)) for column in (source.data.ptr + at, nbytes, address, room)]
+        columns = cupy.asarray(np.array([source.data.ptr + at, nbytes, address, room], np.uint64))
         if algorithm != "gdeflate":  # whose frames do not state their size
             stated = nvcomp.decompressed_nbytes(algorithm, columns[0], columns[1], stream=stream).get()
             fits = np.flatnonzero(stated == room)
-            columns = [column[cupy.asarray(fits)] for column in columns]
+            if len(fits) < len(room):
+                columns = columns[:, cupy.asarray(fits)]
             chunk, room = chunk[fits], room[fits]
         actual, statuses = nvcomp.decompress_batch(
             algorithm,

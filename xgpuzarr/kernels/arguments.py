@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from xgpuzarr.kernels.compile import kernel_function
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,13 +24,16 @@ __all__ = [
     "check_out",
     "check_strides",
     "device_address",
-    "device_column",
+    "device_arrays",
+    "device_columns",
     "fill_pattern",
     "group_table",
     "joined_tables",
     "launch",
+    "launch_items",
     "threads_of",
     "tiles_of",
+    "upload",
 ]
 
 type Column = cupy.ndarray | NDArray[Any]
@@ -37,19 +43,52 @@ _MAX_BLOCKS = 2**31 - 1  # grid limit in x; kernels stride over what is left
 _TILE_NBYTES = 32 * 1024  # bytes one block copies: enough units a thread to pay for finding the region
 
 
-def launch(function: cupy.RawKernel, n_blocks: int, n_threads: int, *args: cupy.ndarray | np.generic | None) -> None:
-    """Queue `function` on the current stream; `n_blocks` beyond the grid limit are left to the kernel's own stride."""
-    function((min(n_blocks, _MAX_BLOCKS),), (n_threads,), args)
+def launch(
+    function: cupy.RawKernel, n_blocks: int, n_threads: int, *args: cupy.ndarray | np.generic | int | None
+) -> None:
+    """Queue `function` on the current stream; `n_blocks` beyond the grid limit are left to the kernel's own stride.
+
+    An int is a 64-bit argument.
+    """
+    sized = tuple(np.int64(arg) if isinstance(arg, int) else arg for arg in args)
+    function((min(n_blocks, _MAX_BLOCKS),), (n_threads,), sized)
 
 
-def device_column(values: Column, shape: tuple[int, ...]) -> cupy.ndarray:
-    """`values` on the device, contiguous; ValueError unless they are int64 of `shape`."""
+def launch_items(
+    source: str, name: str, n_items: int, n_threads: int, *args: cupy.ndarray | np.generic | int | None
+) -> None:
+    """Queue kernel `name` of `source` with a thread an item, `n_threads` of them a block; nothing for no items."""
+    if n_items:
+        launch(kernel_function(source, name), -(-n_items // n_threads), n_threads, *args)
+
+
+def upload(*arrays: NDArray[np.int64]) -> list[cupy.ndarray]:
+    """Copy int64 arrays to the device, all in one transfer: each costs the host several times what a launch does."""
     import cupy
 
-    if values.dtype != np.int64 or values.shape != shape:
-        msg = f"column is {values.dtype} {values.shape}, needs int64 {shape}"
-        raise ValueError(msg)
-    return cupy.ascontiguousarray(cupy.asarray(values))
+    joined = cupy.asarray(np.concatenate([array.reshape(-1) for array in arrays]))
+    stops = itertools.accumulate(array.size for array in arrays)
+    return [joined[stop - array.size : stop].reshape(array.shape) for array, stop in zip(arrays, stops, strict=True)]
+
+
+def device_arrays(arrays: Sequence[Column], shapes: Sequence[tuple[int, ...]]) -> list[cupy.ndarray]:
+    """`arrays` on the device, contiguous, with one `upload`; ValueError unless each is int64 of its shape."""
+    import cupy
+
+    for values, shape in zip(arrays, shapes, strict=True):
+        if values.dtype != np.int64 or values.shape != shape:
+            msg = f"column is {values.dtype} {values.shape}, needs int64 {shape}"
+            raise ValueError(msg)
+    is_host = [not isinstance(values, cupy.ndarray) for values in arrays]
+    uploaded = iter(upload(*itertools.compress(arrays, is_host)) if any(is_host) else ())
+    return [
+        next(uploaded) if host else cupy.ascontiguousarray(values) for values, host in zip(arrays, is_host, strict=True)
+    ]
+
+
+def device_columns(n: int, *columns: Column) -> list[cupy.ndarray]:
+    """As `device_arrays`, for columns of `n` rows."""
+    return device_arrays(columns, [(n,)] * len(columns))
 
 
 def device_address(array: cupy.ndarray) -> np.uint64:
@@ -83,25 +122,21 @@ def joined_tables(tables: Sequence[Column], sizes: Sequence[int], dtype: type[np
 
 def axis_table(
     out: cupy.ndarray, step: Sequence[int], chunk_shape: Sequence[int], chunk_strides: Sequence[int]
-) -> cupy.ndarray:
-    """int64 (5, ndim) on the device: step, chunk shape, chunk stride, output shape, output stride; strides in bytes."""
-    import cupy
-
+) -> NDArray[np.int64]:
+    """int64 (5, ndim): step, chunk shape, chunk stride, output shape, output stride; strides in bytes."""
     itemsize = out.itemsize
     rows = [step, chunk_shape, [stride * itemsize for stride in chunk_strides], out.shape, out.strides]
     if any(len(row) != out.ndim for row in rows):
         msg = f"step, chunk_shape and chunk_strides need one entry for each of the output's {out.ndim} axes"
         raise ValueError(msg)
-    return cupy.asarray(np.array(rows, dtype=np.int64).reshape(5, out.ndim))
+    return np.array(rows, dtype=np.int64).reshape(5, out.ndim)
 
 
-def group_table(sizes: Sequence[int], n_group_rows: Sequence[int]) -> cupy.ndarray:
-    """int64 (3, n_groups) on the device: positions, first entry in the joined tables, distance of rows in `slot`."""
-    import cupy
-
+def group_table(sizes: Sequence[int], n_group_rows: Sequence[int]) -> NDArray[np.int64]:
+    """int64 (3, n_groups): positions, first entry in the joined tables, distance of rows in `slot`."""
     starts = [sum(sizes[:g]) for g in range(len(sizes))]
     row_strides = [math.prod(n_group_rows[g + 1 :]) for g in range(len(sizes))]
-    return cupy.asarray(np.array([sizes, starts, row_strides], dtype=np.int64).reshape(3, len(sizes)))
+    return np.array([sizes, starts, row_strides], dtype=np.int64).reshape(3, len(sizes))
 
 
 def fill_pattern(fill_value: np.generic, dtype: np.dtype[np.generic]) -> cupy.ndarray:

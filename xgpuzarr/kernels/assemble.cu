@@ -134,7 +134,7 @@ XGZ_FN void write_region(const Regions& regions, i64 chunk, const Region& region
 
 // Copies the regions of chunks into the output: one block a (chunk, tile), `tiles` of them a chunk.
 //
-// Chunk c starts at chunk_offset[c], or at c * chunk_nbytes where chunk_offset is null.
+// Chunk c starts at chunk_offset[c].
 extern "C" __global__ void scatter_slices(const u8* batch, i64 batch_nbytes, const i64* chunk_offset, i64 chunk_nbytes,
                                           u8* out, i64 out_nbytes, const i64* out_start, const i64* count,
                                           const i64* inner_start, i64 n_chunks, const i64* axes, i32 ndim, i64 itemsize,
@@ -143,7 +143,7 @@ extern "C" __global__ void scatter_slices(const u8* batch, i64 batch_nbytes, con
     const Regions regions{{out_start, n_cells}, {count, n_cells}, {inner_start, n_cells}, {axes, 5 * ndim}, ndim};
     for (i64 work = blockIdx.x; work < n_chunks * tiles; work += gridDim.x) {
         const i64 chunk = work / tiles, tile = work - chunk * tiles;
-        const i64 offset = chunk_offset ? Column{chunk_offset, n_chunks}.load(chunk) : chunk * chunk_nbytes;
+        const i64 offset = Column{chunk_offset, n_chunks}.load(chunk);
         const Bytes bytes = Bytes{batch, batch_nbytes}.part(offset, chunk_nbytes);
         Region region;
         if (bytes.size != chunk_nbytes ||
@@ -247,8 +247,7 @@ XGZ_FN bool gather_element(const Gather& gather, i64 element) {
     Bytes source = gather.fill;
     if (slot != SLOT_FILL) {
         if (!gather.chunk_offset.holds(slot, 1)) return false;
-        const bool packed = !gather.chunk_offset.data;
-        const i64 offset = packed ? slot * gather.chunk_nbytes : gather.chunk_offset.load(slot);
+        const i64 offset = gather.chunk_offset.load(slot);
         source = gather.batch.part(offset, gather.chunk_nbytes);
     } else {
         inner = 0;
@@ -260,7 +259,7 @@ XGZ_FN bool gather_element(const Gather& gather, i64 element) {
 
 // Fills output elements from tables: position p of group g lies in chunk row row[start_g + p] of that group, `inner`
 // bytes into the chunk; the groups' inner offsets add up, and so do their rows times the row strides, which index
-// `slot`. Slot s starts at chunk_offset[s], or at s * chunk_nbytes where chunk_offset is null.
+// `slot`. Slot s starts at chunk_offset[s].
 extern "C" __global__ void gather_elements(const u8* batch, i64 batch_nbytes, const i64* chunk_offset, i64 n_slots,
                                            i64 chunk_nbytes, u8* out, i64 n_elements, const i32* row, const i64* inner,
                                            i64 table_size, const i64* groups, i32 n_groups, const i32* slot,

@@ -3,7 +3,7 @@
 //
 // Sources: RFC 1950 (Adler-32); RFC 1952 and RFC 3720 (CRC-32 and CRC-32C, their polynomials reflected); HDF5's
 // H5checksum.c for its Fletcher-32, which is of big-endian words; xxHash's xxhash_spec.md (XXH64).
-#include "common.cuh"
+#include "frames.cuh"
 
 enum { SEGMENT_NBYTES = 1024 };
 
@@ -61,6 +61,25 @@ extern "C" __global__ void weighted_sums(const u8* buffer, i64 buffer_nbytes, co
     }
 }
 
+// Makes checksums of the sums of `weighted_sums`, folded ones of the words' modulus: of bytes Adler-32, which starts its
+// first sum with 1; of pairs of bytes Fletcher-32, where a multiple of the modulus shows as the modulus.
+extern "C" __global__ void join_sums(const u64* sums, const i64* nbytes, i64 n_ranges, i32 word_nbytes, u32 modulus,
+                                     u32* joined) {
+    const i64 stride = static_cast<i64>(gridDim.x) * blockDim.x;
+    for (i64 r = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; r < n_ranges; r += stride) {
+        const Span<const u64> both{sums, 2 * n_ranges};
+        u64 low = both.load(2 * r), high = both.load(2 * r + 1);
+        if (word_nbytes == 1) {
+            low = (low + 1) % modulus;
+            high = (high + static_cast<u64>(Column{nbytes, n_ranges}.load(r))) % modulus;
+        } else {
+            low = fold(low, modulus);
+            high = fold(high, modulus);
+        }
+        Span<u32>{joined, n_ranges}.store(r, static_cast<u32>(high << 16 | low));
+    }
+}
+
 // ---- remainders: CRC-32 and CRC-32C ---------------------------------------------------------------------------------
 
 // Product of two polynomials modulo the reflected polynomial, the highest bit the constant term.
@@ -81,7 +100,8 @@ XGZ_FN u32 shift_remainder(u32 remainder, i64 nbytes, Span<const u32> powers, u3
     return remainder;
 }
 
-// Adds the remainder of each range, started with all bits set, to remainders[r]; the caller inverts it.
+// Adds the remainder of each range, started with all bits set and inverted at its end, to remainders[r]; that of nothing
+// is 0.
 extern "C" __global__ void crc_remainders(const u8* buffer, i64 buffer_nbytes, const i64* offset, const i64* nbytes,
                                           i64 n_ranges, i64 n_segments, u32 polynomial, const u32* powers, i64 n_powers,
                                           u32* remainders, i32* status) {
@@ -104,7 +124,8 @@ extern "C" __global__ void crc_remainders(const u8* buffer, i64 buffer_nbytes, c
                     for (i32 bit = 0; bit < 8; ++bit) remainder = (remainder >> 1) ^ (remainder & 1 ? polynomial : 0);
                 }
             }
-            atomicXor(remainders + r, shift_remainder(remainder, range.size - stop, table, polynomial));
+            const u32 inversion = start == 0 ? 0xFFFFFFFFu : 0;
+            atomicXor(remainders + r, shift_remainder(remainder, range.size - stop, table, polynomial) ^ inversion);
         }
     }
 }
@@ -152,13 +173,39 @@ XGZ_FN u64 xxh64(Bytes bytes) {
     return hash ^ hash >> 32;
 }
 
-// Hashes each range, one thread a range: each step needs the one before.
-extern "C" __global__ void xxh64_hashes(const u8* buffer, i64 buffer_nbytes, const i64* offset, const i64* nbytes,
-                                        i64 n_ranges, u64* hashes, i32* status) {
-    const Ranges ranges{{buffer, buffer_nbytes}, {offset, n_ranges}, {nbytes, n_ranges}, n_ranges};
+// Compares the content of each Zstandard frame with the checksum at its end, which is the low 4 bytes of its XXH64 (RFC
+// 8878, section 3.1.1); a frame that states another gives its chunk the problem `code`. Nothing is hashed for frames
+// that state none, nor for chunks with a problem. One thread hashes a frame: each step needs the one before.
+extern "C" __global__ void check_zstd_contents(const u8* encoded, i64 encoded_nbytes, const i64* frame_offset,
+                                               const i64* frame_nbytes, const u8* buffer, i64 buffer_nbytes,
+                                               const i64* offset, const i64* nbytes, i64 n_frames, i32 code,
+                                               i32* problem, i32* status) {
+    const Ranges frames{{encoded, encoded_nbytes}, {frame_offset, n_frames}, {frame_nbytes, n_frames}, n_frames};
+    const Ranges contents{{buffer, buffer_nbytes}, {offset, n_frames}, {nbytes, n_frames}, n_frames};
+    const Span<i32> problems{problem, n_frames};
+    const i64 stride = static_cast<i64>(gridDim.x) * blockDim.x;
+    for (i64 f = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; f < n_frames; f += stride) {
+        const Bytes frame = frames.range(f);
+        if (problems.load(f) != 0 || !load_zstd_header(frame).has_checksum) continue;
+        if (!contents.holds(f)) report({status, 1}, 1);
+        if (load_u32(frame, frame.size - 4) != static_cast<u32>(xxh64(contents.range(f)))) problems.store(f, code);
+    }
+}
+
+// ---- comparison -----------------------------------------------------------------------------------------------------
+
+// Compares the checksum of each range with the 4 bytes stored at stored_at[r]. A range that has another gives its chunk
+// (chunk[r], or r where that is null) the problem `code`, unless skip[r] is not 0.
+extern "C" __global__ void compare_checksums(const u32* found, const u8* buffer, i64 buffer_nbytes,
+                                             const i64* stored_at, i32 is_big_endian, const i32* skip, const i64* chunk,
+                                             i64 n_ranges, i32 code, i32* problem, i64 n_chunks) {
     const i64 stride = static_cast<i64>(gridDim.x) * blockDim.x;
     for (i64 r = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; r < n_ranges; r += stride) {
-        if (!ranges.holds(r)) report({status, 1}, 1);
-        Span<u64>{hashes, n_ranges}.store(r, xxh64(ranges.range(r)));
+        if (Span<const i32>{skip, n_ranges}.load(r) != 0) continue;
+        const Bytes stored = Bytes{buffer, buffer_nbytes}.part(Column{stored_at, n_ranges}.load(r), 4);
+        const u32 word = load_u32(stored, 0), expected = is_big_endian ? reverse_bytes(word) : word;
+        if (stored.size != 4 || Span<const u32>{found, n_ranges}.load(r) != expected) {
+            Span<i32>{problem, n_chunks}.store(chunk ? Column{chunk, n_ranges}.load(r) : r, code);
+        }
     }
 }

@@ -1,5 +1,7 @@
 """How does a kernel's source become something that can be launched? Compiled at first use, once a device and process.
 
+Constants that launches need are kept likewise.
+
 CuPy compiles with NVRTC and keeps the result on disk, keyed by source, options and architecture. That key does not
 cover included files, so the headers are pasted into the source first.
 """
@@ -13,16 +15,19 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import cupy
+    from collections.abc import Callable
 
-__all__ = ["COMPILE_OPTIONS", "kernel_function", "kernel_source"]
+    import cupy
+    from numpy.typing import NDArray
+
+__all__ = ["COMPILE_OPTIONS", "device_constant", "kernel_function", "kernel_source"]
 
 COMPILE_OPTIONS = ("-std=c++17",)
 """Options of the device compiler (NVRTC)."""
 
 _INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 _lock = threading.Lock()
-_modules: dict[tuple[int, str], Any] = {}
+_modules: dict[tuple[int, str], Any] = {}  # and constants, which no source is called like
 
 
 @cache
@@ -44,3 +49,15 @@ def kernel_function(source: str, name: str) -> cupy.RawKernel:
         if key not in _modules:
             _modules[key] = cupy.RawModule(code=kernel_source(source), options=COMPILE_OPTIONS, backend="nvrtc")
         return _modules[key].get_function(name)
+
+
+def device_constant(name: str, make: Callable[[], NDArray[Any]]) -> cupy.ndarray:
+    """What `make` returns, on the current device for every stream; made at the first call with `name`."""
+    import cupy
+
+    key = (cupy.cuda.Device().id, name)
+    with _lock:
+        if key not in _modules:
+            _modules[key] = cupy.asarray(make())
+            cupy.cuda.get_current_stream().synchronize()  # other streams do not wait for the copy
+        return _modules[key]

@@ -120,14 +120,21 @@ XGZ_FN FrameProblem check_frame(i32 codec, Bytes chunk, Expected expected) {
     }
 }
 
-// Checks encoded chunks, one thread a chunk, and stores what is wrong with each.
+// Checks encoded chunks, one thread a chunk, and stores what is wrong with each. A chunk starts with its decoded size if
+// `prefix_nbytes` is 4, and with its frame if that is 0. Where `skip` is not null, a number other than 0 in it is taken
+// for the problem.
 extern "C" __global__ void check_frames(const u8* encoded, i64 encoded_nbytes, const i64* offset, const i64* nbytes,
-                                        i64 n_chunks, i32 codec, i64 expected_nbytes, i64 room_nbytes, i32* problem) {
+                                        const i32* skip, i64 n_chunks, i32 codec, i64 prefix_nbytes,
+                                        i64 expected_nbytes, i64 room_nbytes, i32* problem) {
     const i64 stride = static_cast<i64>(gridDim.x) * blockDim.x;
     for (i64 c = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; c < n_chunks; c += stride) {
         const Bytes chunk =
             Bytes{encoded, encoded_nbytes}.part(Column{offset, n_chunks}.load(c), Column{nbytes, n_chunks}.load(c));
-        Span<i32>{problem, n_chunks}.store(c, check_frame(codec, chunk, {expected_nbytes, room_nbytes}));
+        const i32 known = skip ? Span<const i32>{skip, n_chunks}.load(c) : 0;
+        const bool is_size = prefix_nbytes == 0 || load_u32(chunk, 0) == expected_nbytes;
+        const Bytes frame = chunk.part(prefix_nbytes, chunk.size - prefix_nbytes);
+        const i32 found = is_size ? check_frame(codec, frame, {expected_nbytes, room_nbytes}) : PROBLEM_SIZE;
+        Span<i32>{problem, n_chunks}.store(c, known != 0 ? known : found);
     }
 }
 
@@ -168,17 +175,18 @@ extern "C" __global__ void point_frames(u64 source, i64 source_nbytes, u64 out_a
 
 // Looks at what a decoder said of each frame, and at the guard zone behind its output. A frame that failed gives its
 // chunk (chunk[f], or f where that is null) the problem `code`; a broken guard zone sets overrun[0] to it, since any
-// neighbour may be overwritten.
+// neighbour may be overwritten. Guard zones lie behind the room that frames were given, which may be more than what they
+// should decode to.
 extern "C" __global__ void judge_frames(const u64* actual_nbytes, const i32* statuses, const u8* out, i64 out_nbytes,
-                                        const i64* out_offset, const i64* decoded_nbytes, const i32* skip,
-                                        const i64* chunk, i64 n_frames, i64 guard_nbytes, i32 code, i32* problem,
-                                        i64 n_chunks, i32* overrun) {
+                                        const i64* out_offset, const i64* decoded_nbytes, const i64* room_nbytes,
+                                        const i32* skip, const i64* chunk, i64 n_frames, i64 guard_nbytes, i32 code,
+                                        i32* problem, i64 n_chunks, i32* overrun) {
     const i64 stride = static_cast<i64>(gridDim.x) * blockDim.x;
     for (i64 f = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; f < n_frames; f += stride) {
         if (Span<const i32>{skip, n_frames}.load(f) != 0) continue;
         const i64 decoded = Column{decoded_nbytes, n_frames}.load(f);
-        const Bytes guard =
-            Bytes{out, out_nbytes}.part(Column{out_offset, n_frames}.load(f) + decoded, guard_nbytes);
+        const i64 room_end = Column{out_offset, n_frames}.load(f) + Column{room_nbytes, n_frames}.load(f);
+        const Bytes guard = Bytes{out, out_nbytes}.part(room_end, guard_nbytes);
         bool is_whole = guard.size == guard_nbytes;
         for (i64 i = 0; i < guard.size; ++i) is_whole &= guard.load(i) == guard_byte(i);
         if (!is_whole) Span<i32>{overrun, 1}.store(0, code);

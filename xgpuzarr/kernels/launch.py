@@ -36,11 +36,13 @@ from xgpuzarr.kernels.arguments import (
     check_bytes,
     check_out,
     check_strides,
-    device_column,
+    device_arrays,
+    device_columns,
     fill_pattern,
     group_table,
     joined_tables,
     launch,
+    launch_items,
     threads_of,
     tiles_of,
 )
@@ -141,27 +143,30 @@ def scatter_slices(
     check_strides(chunk_shape, chunk_strides, chunk_nbytes // itemsize)
     if n_chunks == 0 or out.size == 0:
         return
+    if chunk_offset is None:
+        chunk_offset = np.arange(n_chunks, dtype=np.int64) * chunk_nbytes
     axes = axis_table(out, step, chunk_shape, chunk_strides)
+    chunk_offset, *cells, axes = device_arrays(
+        [chunk_offset, out_start, count, inner_start, axes], [(n_chunks,), *[(n_chunks, out.ndim)] * 3, axes.shape]
+    )
     tiles = tiles_of(chunk_nbytes)
     launch(
         kernel_function(_SOURCE, "scatter_slices"),
         n_chunks * tiles,
         threads_of(chunk_nbytes),
         batch,
-        np.int64(batch.nbytes),
-        None if chunk_offset is None else device_column(chunk_offset, (n_chunks,)),
-        np.int64(chunk_nbytes),
+        batch.nbytes,
+        chunk_offset,
+        chunk_nbytes,
         out,
-        np.int64(out.nbytes),
-        device_column(out_start, (n_chunks, out.ndim)),
-        device_column(count, (n_chunks, out.ndim)),
-        device_column(inner_start, (n_chunks, out.ndim)),
-        np.int64(n_chunks),
+        out.nbytes,
+        *cells,
+        n_chunks,
         axes,
         np.int32(out.ndim),
-        np.int64(itemsize),
+        itemsize,
         np.int32(word_nbytes),
-        np.int64(tiles),
+        tiles,
         status,
     )
 
@@ -187,6 +192,8 @@ def fill_slices(
     if n_regions == 0 or out.size == 0:
         return
     strides = [stride // out.itemsize for stride in out.strides]
+    axes = axis_table(out, [1] * out.ndim, out.shape, strides)
+    out_start, count, axes = device_arrays([out_start, count, axes], [*[(n_regions, out.ndim)] * 2, axes.shape])
     pattern = fill_pattern(fill_value, out.dtype)
     tiles = tiles_of(out.nbytes // n_regions)
     launch(
@@ -194,16 +201,16 @@ def fill_slices(
         n_regions * tiles,
         threads_of(out.nbytes // n_regions),
         pattern,
-        np.int64(pattern.nbytes),
+        pattern.nbytes,
         out,
-        np.int64(out.nbytes),
-        device_column(out_start, (n_regions, out.ndim)),
-        device_column(count, (n_regions, out.ndim)),
-        np.int64(n_regions),
-        axis_table(out, [1] * out.ndim, out.shape, strides),
+        out.nbytes,
+        out_start,
+        count,
+        n_regions,
+        axes,
         np.int32(out.ndim),
-        np.int64(out.itemsize),
-        np.int64(tiles),
+        out.itemsize,
+        tiles,
         status,
     )
 
@@ -264,28 +271,32 @@ def gather_elements(
         raise ValueError(msg)
     rows = joined_tables(group_row, out.shape, np.int32)
     pattern = fill_pattern(fill_value, out.dtype)
-    n_slots = batch.nbytes // max(chunk_nbytes, 1) if chunk_offset is None else len(chunk_offset)
-    launch(
-        kernel_function(_SOURCE, "gather_elements"),
-        -(-out.size // 256),
+    if chunk_offset is None:
+        chunk_offset = np.arange(batch.nbytes // max(chunk_nbytes, 1), dtype=np.int64) * chunk_nbytes
+    groups = group_table(out.shape, n_group_rows)
+    chunk_offset, groups = device_arrays([chunk_offset, groups], [(len(chunk_offset),), groups.shape])
+    launch_items(
+        _SOURCE,
+        "gather_elements",
+        out.size,
         256,
         batch,
-        np.int64(batch.nbytes),
-        None if chunk_offset is None else device_column(chunk_offset, (n_slots,)),
-        np.int64(n_slots),
-        np.int64(chunk_nbytes),
+        batch.nbytes,
+        chunk_offset,
+        len(chunk_offset),
+        chunk_nbytes,
         out,
-        np.int64(out.size),
+        out.size,
         rows,
         joined_tables(group_inner, out.shape, np.int64) * out.itemsize,
-        np.int64(rows.size),
-        group_table(out.shape, n_group_rows),
+        rows.size,
+        groups,
         np.int32(out.ndim),
         cupy.asarray(slot, dtype=np.int32),
-        np.int64(slot.size),
+        slot.size,
         pattern,
-        np.int64(pattern.nbytes),
-        np.int64(out.itemsize),
+        pattern.nbytes,
+        out.itemsize,
         np.int32(word_nbytes),
         status,
     )
@@ -325,14 +336,12 @@ def copy_bytes(
         n_runs * tiles,
         threads_of(mean_nbytes),
         source,
-        np.int64(source.nbytes),
+        source.nbytes,
         out,
-        np.int64(out.nbytes),
-        device_column(source_offset, (n_runs,)),
-        device_column(out_offset, (n_runs,)),
-        device_column(nbytes, (n_runs,)),
-        np.int64(n_runs),
-        np.int64(tiles),
+        out.nbytes,
+        *device_columns(n_runs, source_offset, out_offset, nbytes),
+        n_runs,
+        tiles,
         status,
     )
 
@@ -341,17 +350,16 @@ def write_guards(buffer: cupy.ndarray, offset: Column, guard_nbytes: int, *, sta
     """Write the guard pattern into ``buffer[offset[g] : offset[g] + guard_nbytes]`` for each g (uint8, int64 bytes)."""
     check_bytes(buffer, "buffer")
     n_guards = len(offset)
-    if n_guards * guard_nbytes == 0:
-        return
-    launch(
-        kernel_function(_SOURCE, "write_guards"),
-        -(-n_guards * guard_nbytes // 256),
+    launch_items(
+        _SOURCE,
+        "write_guards",
+        n_guards * guard_nbytes,
         256,
         buffer,
-        np.int64(buffer.nbytes),
-        device_column(offset, (n_guards,)),
-        np.int64(n_guards),
-        np.int64(guard_nbytes),
+        buffer.nbytes,
+        *device_columns(n_guards, offset),
+        n_guards,
+        guard_nbytes,
         status,
     )
 
@@ -363,17 +371,16 @@ def check_guards(buffer: cupy.ndarray, offset: Column, guard_nbytes: int) -> cup
     check_bytes(buffer, "buffer")
     n_guards = len(offset)
     broken = cupy.zeros(n_guards, dtype=np.int32)
-    if n_guards * guard_nbytes == 0:
-        return broken
-    launch(
-        kernel_function(_SOURCE, "check_guards"),
-        -(-n_guards * guard_nbytes // 256),
+    launch_items(
+        _SOURCE,
+        "check_guards",
+        n_guards * guard_nbytes,
         256,
         buffer,
-        np.int64(buffer.nbytes),
-        device_column(offset, (n_guards,)),
-        np.int64(n_guards),
-        np.int64(guard_nbytes),
+        buffer.nbytes,
+        *device_columns(n_guards, offset),
+        n_guards,
+        guard_nbytes,
         broken,
     )
     return broken

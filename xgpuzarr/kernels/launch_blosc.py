@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xgpuzarr.kernels.arguments import check_bytes, device_column, launch, tiles_of
+from xgpuzarr.kernels.arguments import check_bytes, device_columns, launch, launch_items, tiles_of
 from xgpuzarr.kernels.compile import kernel_function
 
 if TYPE_CHECKING:
@@ -122,16 +122,16 @@ def read_headers(
     headers = cupy.empty((len(HeaderRow), n_chunks), dtype=np.int64)
     totals = cupy.zeros(Total.FIRST_CODEC + Kind.RAW, dtype=np.uint64)
     problem = cupy.empty(n_chunks, dtype=np.int32)
-    launch(
-        kernel_function(_SOURCE, "read_headers"),
-        -(-n_chunks // 64),
+    launch_items(
+        _SOURCE,
+        "read_headers",
+        n_chunks,
         64,
         encoded,
-        np.int64(encoded.nbytes),
-        device_column(offset, (n_chunks,)),
-        device_column(nbytes, (n_chunks,)),
-        np.int64(n_chunks),
-        np.int64(chunk_nbytes),
+        encoded.nbytes,
+        *device_columns(n_chunks, offset, nbytes),
+        n_chunks,
+        chunk_nbytes,
         headers,
         totals,
         problem,
@@ -176,16 +176,15 @@ def read_streams(
         n_chunks,
         32,
         encoded,
-        np.int64(encoded.nbytes),
-        device_column(offset, (n_chunks,)),
-        device_column(nbytes, (n_chunks,)),
-        np.int64(n_chunks),
+        encoded.nbytes,
+        *device_columns(n_chunks, offset, nbytes),
+        n_chunks,
         headers,
         streams,
-        np.int64(n_streams),
+        n_streams,
         problem,
     )
-    launch(kernel_function(_SOURCE, "check_seams"), -(-n_chunks // 64), 64, headers, np.int64(n_chunks), problem)
+    launch_items(_SOURCE, "check_seams", n_chunks, 64, headers, n_chunks, problem)
     return streams
 
 
@@ -208,12 +207,12 @@ def copy_streams(encoded: cupy.ndarray, out: cupy.ndarray, streams: cupy.ndarray
         n_streams * tiles,
         256,
         encoded,
-        np.int64(encoded.nbytes),
+        encoded.nbytes,
         out,
-        np.int64(out.nbytes),
+        out.nbytes,
         streams,
-        np.int64(n_streams),
-        np.int64(tiles),
+        n_streams,
+        tiles,
     )
 
 
@@ -229,15 +228,16 @@ def select_streams(streams: cupy.ndarray, kind: Kind, problem: cupy.ndarray) -> 
 
     n_streams = streams.shape[1]
     skip = cupy.empty(n_streams, dtype=np.int32)
-    launch(
-        kernel_function(_SOURCE, "select_streams"),
-        -(-n_streams // 256),
+    launch_items(
+        _SOURCE,
+        "select_streams",
+        n_streams,
         256,
         streams,
-        np.int64(n_streams),
+        n_streams,
         np.int32(kind),
         problem,
-        np.int64(problem.size),
+        problem.size,
         skip,
     )
     return skip
@@ -263,18 +263,19 @@ def decode_streams(
     check_bytes(encoded, "encoded")
     check_bytes(out, "out")
     n_streams = streams.shape[1]
-    launch(
-        kernel_function(_SOURCE, f"decode_{kind.name.lower()}"),
-        -(-n_streams // 2),
+    launch_items(
+        _SOURCE,
+        f"decode_{kind.name.lower()}",
+        32 * n_streams,  # a warp a stream
         64,
         encoded,
-        np.int64(encoded.nbytes),
+        encoded.nbytes,
         out,
-        np.int64(out.nbytes),
+        out.nbytes,
         streams,
-        np.int64(n_streams),
+        n_streams,
         problem,
-        np.int64(problem.size),
+        problem.size,
     )
 
 
@@ -313,23 +314,25 @@ def unshuffle_chunks(
     """
     check_bytes(out, "out")
     n_chunks = len(offset)
+    if out_offset is None:
+        out_offset = np.arange(n_chunks, dtype=np.int64) * chunk_nbytes
     tiles = tiles_of(chunk_nbytes)
     launch(
         kernel_function("unshuffle.cu", "unshuffle_chunks"),
         n_chunks * tiles,
         256,
         encoded,
-        np.int64(encoded.nbytes),
-        device_column(offset, (n_chunks,)),
+        encoded.nbytes,
+        *device_columns(n_chunks, offset),
         scratch,
-        np.int64(scratch.nbytes),
+        scratch.nbytes,
         headers,
-        np.int64(n_chunks),
+        n_chunks,
         out,
-        np.int64(out.nbytes),
-        None if out_offset is None else device_column(out_offset, (n_chunks,)),
-        np.int64(chunk_nbytes),
-        np.int64(tiles),
+        out.nbytes,
+        *device_columns(n_chunks, out_offset),
+        chunk_nbytes,
+        tiles,
         problem,
         status,
     )

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xgpuzarr.kernels.arguments import check_bytes, device_address, device_column, launch
-from xgpuzarr.kernels.compile import kernel_function
+from xgpuzarr.kernels.arguments import check_bytes, device_address, device_columns, launch_items
+from xgpuzarr.kernels.compile import device_constant
 
 if TYPE_CHECKING:
     import cupy
@@ -54,8 +54,10 @@ def check_frames(
     *,
     expected_nbytes: int,
     room_nbytes: int = 0,
+    prefix_nbytes: int = 0,
+    skip: cupy.ndarray | None = None,
 ) -> cupy.ndarray:
-    """Check encoded chunks against what they should decode to, as `xgpuzarr.plan.frames.check_frames` does on the host.
+    """Check encoded chunks against what they should decode to.
 
     Of zstd all block headers of the first frame are looked at, not only the first: `Problem.BLOCK` where they run past
     the chunk or cannot add up to the stated size, `Problem.MORE_FRAMES` where they are too many to be walked.
@@ -74,6 +76,10 @@ def check_frames(
         Room of each output, in bytes. A zstd frame that does not state its size has no problem if its blocks cannot
         decode to more: `expected_nbytes` rounded up to 128 KiB is enough for what the usual encoders write. Whether it
         decodes to `expected_nbytes` is for the caller to compare.
+    prefix_nbytes
+        4 if the decoded size stands before each frame, little-endian; else 0. That before "lz4" is part of its format.
+    skip
+        int32 ``(n_chunks,)``: what is known to be wrong with chunks; those with another number than 0 keep it.
 
     Returns
     -------
@@ -85,21 +91,22 @@ def check_frames(
     check_bytes(encoded, "encoded")
     n_chunks = len(offset)
     problem = cupy.empty(n_chunks, dtype=np.int32)
-    if n_chunks:
-        launch(
-            kernel_function(_SOURCE, "check_frames"),
-            -(-n_chunks // 32),
-            32,
-            encoded,
-            np.int64(encoded.nbytes),
-            device_column(offset, (n_chunks,)),
-            device_column(nbytes, (n_chunks,)),
-            np.int64(n_chunks),
-            np.int32(CODECS.index(codec)),
-            np.int64(expected_nbytes),
-            np.int64(room_nbytes),
-            problem,
-        )
+    launch_items(
+        _SOURCE,
+        "check_frames",
+        n_chunks,
+        32,
+        encoded,
+        encoded.nbytes,
+        *device_columns(n_chunks, offset, nbytes),
+        skip,
+        n_chunks,
+        np.int32(CODECS.index(codec)),
+        prefix_nbytes,
+        expected_nbytes,
+        room_nbytes,
+        problem,
+    )
     return problem
 
 
@@ -115,7 +122,7 @@ def point_frames(
     skip: cupy.ndarray,
     guard_nbytes: int,
     status: cupy.ndarray,
-) -> tuple[cupy.ndarray, cupy.ndarray]:
+) -> cupy.ndarray:
     """Make the columns that `xgpuzarr.decoders.nvcomp.decompress_batch` takes, and write the guard zones.
 
     Parameters
@@ -138,10 +145,8 @@ def point_frames(
 
     Returns
     -------
-    columns
+    cupy.ndarray
         uint64 ``(4, n_frames)``: address and size of each frame, address and room of each output.
-    dummy
-        The dummy frame and its output: keep it until the decoder's work is queued.
     """
     import cupy
 
@@ -149,33 +154,35 @@ def point_frames(
     check_bytes(out, "out")
     n_frames = len(source_offset)
     columns = cupy.empty((4, n_frames), dtype=np.uint64)
-    encoded = _DUMMIES[algorithm]
-    dummy = cupy.asarray(np.frombuffer(encoded.ljust(2 * _DUMMY_OUT, b"\0"), np.uint8))
-    if n_frames:
-        launch(
-            kernel_function(_SOURCE, "point_frames"),
-            -(-n_frames // 64),
-            64,
-            device_address(source),
-            np.int64(source.nbytes),
-            device_address(out),
-            out,
-            np.int64(out.nbytes),
-            device_column(source_offset, (n_frames,)),
-            device_column(source_nbytes, (n_frames,)),
-            device_column(out_offset, (n_frames,)),
-            device_column(out_nbytes, (n_frames,)),
-            skip,
-            np.int64(n_frames),
-            device_address(dummy),
-            np.int64(len(encoded)),
-            device_address(dummy[_DUMMY_OUT:]),
-            np.int64(len(_PLAIN)),
-            np.int64(guard_nbytes),
-            columns,
-            status,
-        )
-    return columns, dummy
+    dummy_address = device_address(dummy_frame(algorithm))
+    launch_items(
+        _SOURCE,
+        "point_frames",
+        n_frames,
+        64,
+        device_address(source),
+        source.nbytes,
+        device_address(out),
+        out,
+        out.nbytes,
+        *device_columns(n_frames, source_offset, source_nbytes, out_offset, out_nbytes),
+        skip,
+        n_frames,
+        dummy_address,
+        len(_DUMMIES[algorithm]),
+        dummy_address + np.uint64(_DUMMY_OUT),
+        len(_PLAIN),
+        guard_nbytes,
+        columns,
+        status,
+    )
+    return columns
+
+
+def dummy_frame(algorithm: str) -> cupy.ndarray:
+    """Bytes of the dummy frame of an algorithm, uint8, and behind it the room for its output; kept for all time."""
+    frame = _DUMMIES[algorithm].ljust(2 * _DUMMY_OUT, b"\0")
+    return device_constant(f"dummy of {algorithm}", lambda: np.frombuffer(frame, np.uint8))
 
 
 def judge_frames(
@@ -190,6 +197,7 @@ def judge_frames(
     code: int,
     problem: cupy.ndarray,
     overrun: cupy.ndarray,
+    room_nbytes: Column | None = None,
     chunk: Column | None = None,
 ) -> None:
     """Note which frames did not decode to their sizes, or wrote into a guard zone.
@@ -199,35 +207,38 @@ def judge_frames(
     actual_nbytes, statuses
         From `xgpuzarr.decoders.nvcomp.decompress_batch`.
     out, out_offset, out_nbytes, skip, guard_nbytes
-        As given to `point_frames`, with sizes that the frames must decode to exactly.
+        As given to `point_frames`; the sizes are those that the frames must decode to exactly.
     code
         What to store in `problem`, other than 0.
     problem
-        int32 ``(n_chunks,)``: the chunk of a failed frame gets `code`, others stay.
+        int32 ``(n_chunks,)``: the chunk of a failed frame gets `code`, others stay. May be `skip` where frame f is
+        chunk f.
     overrun
         int32 ``(1,)``: gets `code` if a guard zone is broken. Then any output may be overwritten by a neighbour.
+    room_nbytes
+        int64 ``(n_frames,)``: the sizes given to `point_frames`, if those were others than `out_nbytes`.
     chunk
         int64 ``(n_frames,)``: the chunk of each frame; by default frame f is chunk f.
     """
     n_frames = len(out_offset)
-    if n_frames == 0:
-        return
-    launch(
-        kernel_function(_SOURCE, "judge_frames"),
-        -(-n_frames // 64),
+    if room_nbytes is None:
+        room_nbytes = out_nbytes
+    launch_items(
+        _SOURCE,
+        "judge_frames",
+        n_frames,
         64,
         actual_nbytes,
         statuses,
         out,
-        np.int64(out.nbytes),
-        device_column(out_offset, (n_frames,)),
-        device_column(out_nbytes, (n_frames,)),
+        out.nbytes,
+        *device_columns(n_frames, out_offset, out_nbytes, room_nbytes),
         skip,
-        None if chunk is None else device_column(chunk, (n_frames,)),
-        np.int64(n_frames),
-        np.int64(guard_nbytes),
+        *(device_columns(n_frames, chunk) if chunk is not None else [None]),
+        n_frames,
+        guard_nbytes,
         np.int32(code),
         problem,
-        np.int64(problem.size),
+        problem.size,
         overrun,
     )

@@ -169,7 +169,7 @@ XGZ_FN void unshuffle_block(const ShuffledBlock& block, i64 flags, MutableBytes 
 }
 
 // Puts every chunk in its place: undoes the shuffle of its blocks, or copies what is not shuffled. `tiles` blocks of
-// threads a chunk. Chunk c goes to out_offset[c], or to c * chunk_nbytes where that is null. Chunks with a problem are
+// threads a chunk. Chunk c goes to out_offset[c]. Chunks with a problem are
 // left out.
 extern "C" __global__ void __launch_bounds__(256, 3)
     unshuffle_chunks(const u8* encoded, i64 encoded_nbytes, const i64* offset, const u8* scratch, i64 scratch_nbytes,
@@ -180,7 +180,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
     for (i64 work = blockIdx.x; work < n_chunks * tiles; work += gridDim.x) {
         const i64 c = work / tiles, tile = work - c * tiles;
         if (Span<const i32>{problem, n_chunks}.load(c) != PROBLEM_NONE) continue;
-        const i64 to = out_offset ? Column{out_offset, n_chunks}.load(c) : c * chunk_nbytes;
+        const i64 to = Column{out_offset, n_chunks}.load(c);
         const MutableBytes dest = MutableBytes{out, out_nbytes}.part(to, chunk_nbytes);
         if (dest.size != chunk_nbytes) {
             report({status, 1}, 1);

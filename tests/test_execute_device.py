@@ -201,7 +201,7 @@ def test_empty_array(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shards", [None, (10, 100, 100)])
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_many_waves_of_little_memory(tmp_path: Path, in_memory: bool, shards: Any) -> None:
-    values = _values("<f4", (200, 100, 100))
+    values = _values("<f4", (60, 100, 100))
     store: Any = zarr.storage.MemoryStore() if in_memory else tmp_path / "a"
     array = zarr.create_array(
         store, shape=values.shape, chunks=(1, 100, 100), shards=shards, dtype="f4", compressors=ZstdCodec()

@@ -249,12 +249,12 @@ def _decode_on_device(codec: str, encoded: NDArray[np.uint8], decoded: NDArray[n
     import cupy
 
     from xgpuzarr.decoders.frames import GUARD_NBYTES, Places
-    from xgpuzarr.decoders.opaque_frames import encoded_frames
+    from xgpuzarr.decoders.opaque_frames import batch_type
     from xgpuzarr.kernels import launch
 
     status, start = launch.new_status(), np.zeros(1, np.int64)
     slab, nbytes = cupy.asarray(encoded), np.array([encoded.nbytes])
-    batch = encoded_frames(codec, slab, start, nbytes, decoded_nbytes=decoded.nbytes, status=status)
+    batch = batch_type(codec)(codec, slab, start, nbytes, decoded_nbytes=decoded.nbytes, status=status)
     out = cupy.empty(batch.room_nbytes + GUARD_NBYTES, np.uint8)
     batch.decode(Places(out, out, 0, start))
     launch.check_status(status, f"codec {codec!r}")

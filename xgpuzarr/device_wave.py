@@ -18,7 +18,7 @@ from xgpuzarr.decoders.checksums import check_on_device
 from xgpuzarr.decoders.filters import undo
 from xgpuzarr.decoders.frames import GUARD_NBYTES, Places
 from xgpuzarr.decoders.host import decode_chunk
-from xgpuzarr.decoders.opaque_frames import encoded_frames
+from xgpuzarr.decoders.opaque_frames import batch_type
 from xgpuzarr.errors import CorruptChunkError
 from xgpuzarr.kernels import launch
 from xgpuzarr.options import usable_cpus
@@ -199,7 +199,7 @@ class Wave:
 
     def _decode_frames(self, codec: str, skip: cupy.ndarray | None) -> tuple[cupy.ndarray, NDArray[np.int64]]:
         """Frames of one algorithm, by nvCOMP."""
-        self._frames = encoded_frames(
+        self._frames = batch_type(codec)(
             codec,
             self.fetched.slab,
             self.at,

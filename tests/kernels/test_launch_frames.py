@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numcodecs import Zstd, lz4, zstd
 
+from tests.frame_checks import check_frames, ends, is_corrupt
 from tests.kernels.host_cuda import KERNELS
-from tests.plan.test_frames import CONTENT, ENCODED, ENCODERS, UNUSUAL, contents, ends
+from tests.test_frame_checks import CONTENT, ENCODED, ENCODERS, UNUSUAL, contents
 from tests.zstd_writer import skippable_frame, zstd_frame
 from xgpuzarr.errors import XGpuZarrError
 from xgpuzarr.kernels import launch, launch_frames
-from xgpuzarr.plan import frames
-from xgpuzarr.plan.frames import Problem, is_corrupt
+from xgpuzarr.plan.frames import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ def check(
 
 
 def check_on_host(codec: str, chunks: list[bytes], expected_nbytes: int) -> list[Problem]:
-    return [Problem(number) for number in frames.check_frames(codec, *ends(chunks), expected_nbytes).tolist()]
+    return [Problem(number) for number in check_frames(codec, *ends(chunks), expected_nbytes).tolist()]
 
 
 @pytest.mark.parametrize("codec", launch_frames.CODECS)
@@ -178,6 +178,32 @@ def test_chunks_outside_the_buffer_are_too_short(xp: Any) -> None:
     assert problem.tolist() == [Problem.NONE, *[Problem.TOO_SHORT] * 3]
 
 
+def test_the_size_before_a_frame_is_looked_at(xp: Any) -> None:
+    frame, size = zstd_frame(CONTENT), len(CONTENT).to_bytes(4, "little")
+    chunks = [size + frame, b"\1" + size[1:] + frame, size + frame[:-1], size + frame[:3], size, size[:3], frame]
+    nbytes = np.array([len(chunk) for chunk in chunks])
+    encoded = xp.asarray(np.frombuffer(b"".join(chunks), np.uint8))
+    problem = launch_frames.check_frames(
+        "zstd", encoded, np.cumsum(nbytes) - nbytes, nbytes, expected_nbytes=len(CONTENT), prefix_nbytes=4
+    )
+    assert problem.tolist() == [
+        Problem.NONE, Problem.SIZE, Problem.BLOCK, Problem.TOO_SHORT, Problem.TOO_SHORT, Problem.TOO_SHORT, Problem.SIZE
+    ]  # fmt: skip
+
+
+def test_what_is_known_to_be_wrong_stays(xp: Any) -> None:
+    frame = zstd_frame(CONTENT)
+    problem = launch_frames.check_frames(
+        "zstd",
+        xp.asarray(np.frombuffer(frame, np.uint8)),
+        np.zeros(4, np.int64),
+        np.array([len(frame), len(frame), 1, 1]),
+        expected_nbytes=len(CONTENT),
+        skip=xp.asarray(np.array([0, 99, 99, 0], np.int32)),
+    )
+    assert problem.tolist() == [Problem.NONE, 99, 99, Problem.TOO_SHORT]
+
+
 def test_no_chunks(xp: Any) -> None:
     assert check(xp, "zstd", [], 10) == []
 
@@ -295,6 +321,29 @@ def test_a_frame_of_another_size_failed(xp: Any) -> None:
         overrun=overrun,
     )
     assert (problem.tolist(), overrun.tolist()) == ([7, 0], [0])
+
+
+def test_a_guard_zone_lies_behind_the_room_of_a_frame(xp: Any) -> None:
+    found = []
+    for broken in (20, 29, 30, 39):
+        out, status, problem = (
+            xp.asarray(np.zeros(40, np.uint8)),
+            launch.new_status(),
+            xp.asarray(np.zeros(1, np.int32)),
+        )
+        where, room_nbytes, overrun = np.array([0]), np.array([30]), xp.asarray(np.zeros(1, np.int32))
+        launch_frames.point_frames(
+            "zstd", out, where, np.array([1]), out=out, out_offset=where, out_nbytes=room_nbytes, skip=problem,
+            guard_nbytes=10, status=status,
+        )  # fmt: skip
+        out[broken] += 1
+        launch_frames.judge_frames(
+            xp.asarray(np.array([20], np.uint64)), xp.asarray(np.zeros(1, np.int32)), out=out, out_offset=where,
+            out_nbytes=np.array([20]), room_nbytes=room_nbytes, skip=problem, guard_nbytes=10, code=7, problem=problem,
+            overrun=overrun,
+        )  # fmt: skip
+        found.append((problem.tolist(), overrun.tolist()))
+    assert found == [([0], [0]), ([0], [0]), ([7], [7]), ([7], [7])]
 
 
 def test_numbers_shared_with_the_source_are_the_same() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from xgpuzarr.plan.byte_ranges import MISSING
-from xgpuzarr.plan.memory import inflight_nbytes, peak_nbytes, split_batches
+from xgpuzarr.plan.memory import inflight_nbytes, split_batches
 
 
 def test_a_chunk_in_flight_holds_encoded_scratch_and_decoded_bytes() -> None:
@@ -32,14 +31,5 @@ def test_batches_are_all_chunks_in_order_and_as_few_as_can_be(inflight: list[int
             assert nbytes + inflight[batch.stop] > max_batch_bytes
 
 
-@pytest.mark.parametrize(("n_in_flight", "expected"), [(1, 1000 + 9), (2, 1000 + 14), (3, 1000 + 16), (7, 1000 + 16)])
-def test_the_peak_is_the_result_and_the_largest_run_of_batches(n_in_flight: int, expected: int) -> None:
-    inflight = np.array([1, 1, 4, 5, 5], np.int64)
-    batches = [slice(0, 2), slice(2, 4), slice(4, 5)]
-    assert peak_nbytes(inflight, batches, n_in_flight=n_in_flight, out_nbytes=1000) == expected
-
-
-def test_an_empty_read_takes_its_result() -> None:
-    none = np.empty(0, np.int64)
-    assert split_batches(none, max_batch_bytes=5) == []
-    assert peak_nbytes(none, [], n_in_flight=2, out_nbytes=0) == 0
+def test_no_chunks_are_no_batches() -> None:
+    assert split_batches(np.empty(0, np.int64), max_batch_bytes=5) == []

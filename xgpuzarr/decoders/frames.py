@@ -10,8 +10,10 @@ Nothing before that waits for the device, but for a look at the first zstd frame
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from abc import ABC, abstractmethod
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 import cupy
 import numpy as np
@@ -107,7 +109,8 @@ class Places:
             yield self.scratch, slice(self.n_in_result, None), GUARD_NBYTES
 
 
-class FrameBatch:
+@dataclass(eq=False)
+class FrameBatch(ABC):
     """Chunks of one codec in device memory, on their way to their places. Work is queued on the current stream.
 
     Parameters
@@ -122,27 +125,27 @@ class FrameBatch:
         Decoded size of every chunk, in bytes.
     status
         From `xgpuzarr.kernels.launch.new_status`.
-
-    Attributes
-    ----------
-    room_nbytes
-        Bytes that each chunk needs at its place; more than `decoded_nbytes` where frames do not state their size.
     """
 
-    def __init__(
-        self,
-        codec: str,
-        slab: cupy.ndarray,
-        at: NDArray[np.int64],
-        nbytes: NDArray[np.int64],
-        *,
-        decoded_nbytes: int,
-        status: cupy.ndarray,
-    ) -> None:
-        self.codec, self.slab, self.at, self.nbytes = codec, slab, at, nbytes
-        self.decoded_nbytes = self.room_nbytes = decoded_nbytes
-        self.status, self.framing = status, FRAMING[codec]
+    codec: str
+    slab: cupy.ndarray
+    at: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+    _: KW_ONLY
+    decoded_nbytes: int
+    status: cupy.ndarray
 
+    @property
+    def framing(self) -> Framing:
+        """How the codec wraps what nvCOMP takes."""
+        return FRAMING[self.codec]
+
+    @cached_property
+    def room_nbytes(self) -> int:
+        """Bytes that each chunk needs at its place; more than `decoded_nbytes` where frames do not state their size."""
+        return self.decoded_nbytes
+
+    @abstractmethod
     def decode(self, places: Places, skip: cupy.ndarray | None = None) -> None:
         """Queue the decoding of all chunks, and the checks of what comes out.
 
@@ -151,11 +154,10 @@ class FrameBatch:
         skip
             int32, shape (n,), on the device: not 0 for chunks that are known to be damaged.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def suspects(self) -> NDArray[np.int64]:
         """Chunks that are not sound, or were not decoded as they should; valid once the stream has passed."""
-        raise NotImplementedError
 
     def describe(self, _index: int) -> str:
         """Say what is wrong with a suspect, as far as that is known."""
@@ -165,10 +167,12 @@ class FrameBatch:
 class EncodedFrames(FrameBatch):
     """Chunks of a codec whose format is known here."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    @cached_property
+    def room_nbytes(self) -> int:
+        """As in `FrameBatch`; that of zstd waits for the stream."""
         if self.framing.check == "zstd" and not self._states_sizes():
-            self.room_nbytes = -(-self.decoded_nbytes // MAX_BLOCK_NBYTES) * MAX_BLOCK_NBYTES
+            return -(-self.decoded_nbytes // MAX_BLOCK_NBYTES) * MAX_BLOCK_NBYTES
+        return self.decoded_nbytes
 
     def decode(self, places: Places, skip: cupy.ndarray | None = None) -> None:
         """Queue the decoding of all chunks, and the checks of what comes out; as `FrameBatch.decode`."""
@@ -258,20 +262,23 @@ class EncodedFrames(FrameBatch):
 
     def _check_content(self, source: cupy.ndarray, part: _Part) -> None:
         """Queue the comparison of the checksum that each chunk states, if any, with that of its content."""
-        noted: dict[str, Any] = {"code": NOT_DECODED, "problem": part.problem}
-        content = (part.offset, part.decoded)
+        content, problem = (part.buffer, part.offset, part.decoded), part.problem
         match self.framing.check:
-            case "gzip":
-                found = launch_checksums.crc32(part.buffer, *content, status=self.status)
-                launch_checksums.compare(found, self.slab, part.stored_at, skip=part.problem, **noted)
-            case "zlib":
-                found = launch_checksums.adler32(part.buffer, *content, status=self.status)
-                launch_checksums.compare(
-                    found, self.slab, part.stored_at, is_big_endian=True, skip=part.problem, **noted
-                )
             case "zstd":
+                frame = (source, part.frame_at, part.frame_nbytes)
                 launch_checksums.check_zstd_contents(
-                    source, part.frame_at, part.frame_nbytes, part.buffer, *content, **noted, status=self.status
+                    *frame, *content, code=NOT_DECODED, problem=problem, status=self.status
+                )
+            case "gzip" | "zlib" as check:
+                checksum = launch_checksums.crc32 if check == "gzip" else launch_checksums.adler32
+                launch_checksums.compare(
+                    checksum(*content, status=self.status),
+                    self.slab,
+                    part.stored_at,
+                    is_big_endian=check == "zlib",
+                    skip=problem,
+                    code=NOT_DECODED,
+                    problem=problem,
                 )
 
 

@@ -25,7 +25,7 @@ from xgpuzarr.decoders.filters import refusal, undo
 from xgpuzarr.errors import UnsupportedError
 from xgpuzarr.plan.blosc_header import HEADER_NBYTES, check_chunk, describe
 from xgpuzarr.plan.codec_facts import CHECKSUMS, DEVICE_ONLY
-from xgpuzarr.plan.frames import zstd_content_nbytes
+from xgpuzarr.plan.zstd import zstd_content_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

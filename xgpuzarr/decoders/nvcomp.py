@@ -8,7 +8,7 @@ status per chunk, and stays asynchronous. One call handles one algorithm and any
 3. The caller reads the sizes and statuses when the stream has passed, before it hands out any decoded byte.
 
 nvCOMP does not defend itself against corrupt input: it may write past an output, or end the CUDA context, and report
-success. Check every encoded chunk first (`xgpuzarr.plan.frames`), and keep a guard zone behind each output.
+success. Check every encoded chunk first (`xgpuzarr.kernels.launch_frames`), and keep a guard zone behind each output.
 
 Sources: the headers ``nvcomp/{lz4,zstd,...}.h`` and ``nvcomp/shared_types.h`` of nvCOMP 6.0.0.
 """

@@ -7,7 +7,7 @@ from a frame, with statuses, and with the guard zone behind each output.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cupy
 import numpy as np
@@ -16,7 +16,7 @@ from xgpuzarr.decoders import nvcomp
 from xgpuzarr.decoders.frames import FRAMING, GUARD_NBYTES, PREFIX_NBYTES, EncodedFrames, FrameBatch, aligned
 from xgpuzarr.kernels import launch
 from xgpuzarr.kernels.arguments import upload
-from xgpuzarr.plan import frames, gdeflate
+from xgpuzarr.plan import gdeflate
 from xgpuzarr.plan.frames import Problem
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from xgpuzarr.decoders.frames import Places
 
-__all__ = ["OpaqueFrames", "encoded_frames"]
+__all__ = ["OpaqueFrames", "batch_type"]
 
 
-def encoded_frames(codec: str, *args: Any, **kwargs: Any) -> FrameBatch:
-    """Chunks of any codec but Blosc; arguments as for `FrameBatch`."""
+def batch_type(codec: str) -> type[FrameBatch]:
+    """What holds chunks of a codec, any but Blosc."""
     if FRAMING[codec].check:
-        return EncodedFrames(codec, *args, **kwargs)
-    return (_Pages if codec == "gdeflate" else OpaqueFrames)(codec, *args, **kwargs)
+        return EncodedFrames
+    return _Pages if codec == "gdeflate" else OpaqueFrames
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,20 +51,22 @@ class _Batch:
 
 
 class OpaqueFrames(FrameBatch):
-    """Chunks of a format that only nvCOMP knows; making it waits for the stream."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._heads = self._read_heads(self.header_nbytes)
-        self._problems = self._check()
+    """Chunks of a format that only nvCOMP knows; decoding waits for what stands before them."""
 
     @property
     def header_nbytes(self) -> int:
         """Bytes before the first frame."""
         return PREFIX_NBYTES
 
+    @property
+    def size_nbytes(self) -> int:
+        """Bytes of the decoded size, which these start with."""
+        return PREFIX_NBYTES
+
     def decode(self, places: Places, skip: cupy.ndarray | None = None) -> None:
         """Queue the decoding of all sound chunks; as `FrameBatch.decode`."""
+        self._heads = self._read_heads(self.header_nbytes)
+        self._problems = self._check()
         is_sound = self._problems == Problem.NONE
         if skip is not None:
             is_sound &= skip.get() == 0
@@ -86,12 +88,19 @@ class OpaqueFrames(FrameBatch):
 
     def describe(self, index: int) -> str:
         """Say what is wrong with a chunk."""
-        problem = Problem(int(self._problems[index]))
-        if problem is Problem.NONE:
-            return super().describe(index)
-        nbytes = int(self.nbytes[index])
-        head = self._heads[index]
-        return frames.describe(problem, self.codec, head, nbytes=nbytes, expected_nbytes=self.decoded_nbytes)
+        head, expected = self._heads[index], self.decoded_nbytes
+        match Problem(int(self._problems[index])):
+            case Problem.NONE:
+                return super().describe(index)
+            case Problem.TOO_SHORT:
+                nbytes = int(self.nbytes[index])
+                return (
+                    f"{self.codec}: {nbytes} encoded bytes are too few for {expected} decoded bytes; it was cut short"
+                )
+            case Problem.SIZE:
+                stated = int.from_bytes(head[: self.size_nbytes].tobytes(), "little")
+                return f"{self.codec} frame says {stated} bytes, the chunk shape needs {expected}"
+        return f"{self.codec}: header breaks the format, got {head[:16].tobytes().hex(' ')}"
 
     def _check(self) -> NDArray[np.uint8]:
         """A `Problem` for each chunk."""
@@ -164,6 +173,11 @@ class _Pages(OpaqueFrames):
     def header_nbytes(self) -> int:
         """Bytes before the first page."""
         return gdeflate.header_nbytes(self.decoded_nbytes)
+
+    @property
+    def size_nbytes(self) -> int:
+        """As in `OpaqueFrames`."""
+        return gdeflate.SIZE_NBYTES
 
     def _check(self) -> NDArray[np.uint8]:
         self._headers = self._heads.view("<u8").astype(np.uint64)

@@ -27,7 +27,7 @@ COMPILE_OPTIONS = ("-std=c++17",)
 
 _INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 _lock = threading.Lock()
-_modules: dict[tuple[int, str], Any] = {}  # and constants, which no source is called like
+_modules: dict[tuple[int, str], Any] = {}  # of each device, and constants among them, by name
 
 
 @cache

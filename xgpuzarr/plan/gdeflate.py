@@ -15,10 +15,13 @@ from xgpuzarr.plan.frames import Problem
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["PAGE_NBYTES", "check_headers", "header_nbytes", "n_pages", "page_offsets"]
+__all__ = ["PAGE_NBYTES", "SIZE_NBYTES", "check_headers", "header_nbytes", "n_pages", "page_offsets"]
 
 PAGE_NBYTES = 1 << 16
 """Decoded size of every page but the last, in bytes."""
+
+SIZE_NBYTES = 8
+"""Size of each number in the header, in bytes."""
 
 
 def n_pages(decoded_nbytes: int) -> int:
@@ -28,7 +31,7 @@ def n_pages(decoded_nbytes: int) -> int:
 
 def header_nbytes(decoded_nbytes: int) -> int:
     """Size of everything before the first page, in bytes."""
-    return 8 * (2 + n_pages(decoded_nbytes))
+    return SIZE_NBYTES * (2 + n_pages(decoded_nbytes))
 
 
 def check_headers(headers: NDArray[np.uint64], nbytes: NDArray[np.int64], decoded_nbytes: int) -> NDArray[np.uint8]:

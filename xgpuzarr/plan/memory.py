@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from xgpuzarr.plan.byte_ranges import MISSING
 
-__all__ = ["inflight_nbytes", "peak_nbytes", "split_batches"]
+__all__ = ["inflight_nbytes", "split_batches"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -67,20 +67,3 @@ def split_batches(inflight: Int64Array, *, max_batch_bytes: int) -> list[slice]:
         batches.append(slice(start, stop))
         start, taken = stop, int(reach[stop - 1])
     return batches
-
-
-def peak_nbytes(inflight: Int64Array, batches: list[slice], *, n_in_flight: int, out_nbytes: int) -> int:
-    """Most device bytes that a read holds at once.
-
-    Parameters
-    ----------
-    inflight, batches
-        As `inflight_nbytes` and `split_batches` give them.
-    n_in_flight
-        Consecutive batches that may be in flight together, at least 1.
-    out_nbytes
-        Size of the result, in bytes.
-    """
-    reach = np.concatenate(([0], np.cumsum(inflight)))
-    windows = (batches[i : i + n_in_flight] for i in range(len(batches)))
-    return out_nbytes + max((int(reach[w[-1].stop] - reach[w[0].start]) for w in windows), default=0)

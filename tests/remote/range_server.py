@@ -22,7 +22,7 @@ class Request:
 
 @dataclass
 class Seen:
-    """What a server saw since it was last reset."""
+    """What a server saw since it was last reset. A request is in flight until its answer begins."""
 
     requests: list[Request] = field(default_factory=list)
     n_in_flight: int = 0
@@ -96,12 +96,8 @@ class _Handler(BaseHTTPRequestHandler):
             if self._is_chunk and server.gather > 1:
                 server.changed.wait_for(lambda: seen.most_in_flight >= server.gather, timeout=5)
                 server.changed.wait(timeout=0.02)
-        try:
-            self._answer(request)
-        finally:
-            self.wfile.flush()
-            with server.changed:
-                seen.n_in_flight -= 1
+            seen.n_in_flight -= 1  # before the answer, which the client may follow with a request at once
+        self._answer(request)
 
     def do_HEAD(self) -> None:
         self._answer(Request(self.path.lstrip("/"), ""))

@@ -16,7 +16,7 @@ enum FrameProblem {
     PROBLEM_HEADER = 3,
     PROBLEM_SIZE = 4,
     PROBLEM_BLOCK = 5,
-    PROBLEM_DICTIONARY = 64,  // nvCOMP 6.0.0 ends the CUDA context on a header that names one, even if it is 0: none
+    PROBLEM_DICTIONARY = 64,  // nvCOMP 6.0.0 ends the CUDA context on a header that names one, even 0, which means none
     PROBLEM_SIZE_UNKNOWN = 65,
     PROBLEM_MORE_FRAMES = 66
 };

@@ -3,6 +3,7 @@
 ==============  ====================================================================================================
 `check_frames`  what is wrong with each encoded chunk, as far as can be told without decoding it
 `point_frames`  the addresses and sizes that the decoder takes; a dummy frame stands in for each frame to leave out
+`dummy_frame`   that frame, kept on the device
 `judge_frames`  which frames failed, from sizes, statuses and the guard zones behind the outputs
 ==============  ====================================================================================================
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from xgpuzarr.kernels.arguments import Column
 
-__all__ = ["CODECS", "check_frames", "judge_frames", "point_frames"]
+__all__ = ["CODECS", "check_frames", "dummy_frame", "judge_frames", "point_frames"]
 
 _SOURCE = "frames.cu"
 

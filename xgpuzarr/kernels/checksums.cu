@@ -61,8 +61,8 @@ extern "C" __global__ void weighted_sums(const u8* buffer, i64 buffer_nbytes, co
     }
 }
 
-// Makes checksums of the sums of `weighted_sums`, folded ones of the words' modulus: of bytes Adler-32, which starts its
-// first sum with 1; of pairs of bytes Fletcher-32, where a multiple of the modulus shows as the modulus.
+// Makes checksums of the sums of `weighted_sums`, folded ones of the words' modulus: of bytes Adler-32, which starts
+// its first sum with 1; of pairs of bytes Fletcher-32, where a multiple of the modulus shows as the modulus.
 extern "C" __global__ void join_sums(const u64* sums, const i64* nbytes, i64 n_ranges, i32 word_nbytes, u32 modulus,
                                      u32* joined) {
     const i64 stride = static_cast<i64>(gridDim.x) * blockDim.x;
@@ -100,8 +100,8 @@ XGZ_FN u32 shift_remainder(u32 remainder, i64 nbytes, Span<const u32> powers, u3
     return remainder;
 }
 
-// Adds the remainder of each range, started with all bits set and inverted at its end, to remainders[r]; that of nothing
-// is 0.
+// Adds the remainder of each range, started with all bits set and inverted at its end, to remainders[r]; that of
+// nothing is 0.
 extern "C" __global__ void crc_remainders(const u8* buffer, i64 buffer_nbytes, const i64* offset, const i64* nbytes,
                                           i64 n_ranges, i64 n_segments, u32 polynomial, const u32* powers, i64 n_powers,
                                           u32* remainders, i32* status) {

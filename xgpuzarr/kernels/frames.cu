@@ -120,9 +120,9 @@ XGZ_FN FrameProblem check_frame(i32 codec, Bytes chunk, Expected expected) {
     }
 }
 
-// Checks encoded chunks, one thread a chunk, and stores what is wrong with each. A chunk starts with its decoded size if
-// `prefix_nbytes` is 4, and with its frame if that is 0. Where `skip` is not null, a number other than 0 in it is taken
-// for the problem.
+// Checks encoded chunks, one thread a chunk, and stores what is wrong with each. A chunk starts with its decoded size
+// if `prefix_nbytes` is 4, and with its frame if that is 0. Where `skip` is not null, a number other than 0 in it is
+// taken for the problem.
 extern "C" __global__ void check_frames(const u8* encoded, i64 encoded_nbytes, const i64* offset, const i64* nbytes,
                                         const i32* skip, i64 n_chunks, i32 codec, i64 prefix_nbytes,
                                         i64 expected_nbytes, i64 room_nbytes, i32* problem) {
@@ -175,8 +175,8 @@ extern "C" __global__ void point_frames(u64 source, i64 source_nbytes, u64 out_a
 
 // Looks at what a decoder said of each frame, and at the guard zone behind its output. A frame that failed gives its
 // chunk (chunk[f], or f where that is null) the problem `code`; a broken guard zone sets overrun[0] to it, since any
-// neighbour may be overwritten. Guard zones lie behind the room that frames were given, which may be more than what they
-// should decode to.
+// neighbour may be overwritten. Guard zones lie behind the room that frames were given, which may be more than what
+// they should decode to.
 extern "C" __global__ void judge_frames(const u64* actual_nbytes, const i32* statuses, const u8* out, i64 out_nbytes,
                                         const i64* out_offset, const i64* decoded_nbytes, const i64* room_nbytes,
                                         const i32* skip, const i64* chunk, i64 n_frames, i64 guard_nbytes, i32 code,

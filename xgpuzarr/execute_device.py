@@ -65,8 +65,11 @@ MIN_WAVE_DECODED_NBYTES = 64 << 20
 FREE_MEMORY_SHARE = 0.5
 """Share of the free device memory that a read without `max_batch_bytes` may use beyond its result."""
 
-SCRATCH_FACTOR = {"zstd": 3.2, "blosc": 4.3}
+SCRATCH_FACTOR = {"zstd": 3.2, "nvcomp.zstd": 3.2, "blosc": 4.3}
 """Scratch of a decoder per decoded byte: what nvCOMP states for zstd, and the shuffled bytes of Blosc beside it."""
+
+FILTER_FACTOR = 6.0
+"""The same for filters: a batch before and behind one, and float64 in between for elements of 4 bytes."""
 
 OBJECTS_A_TASK = 1024
 """Files whose sizes one thread asks for: below this, threads only wait for one another."""
@@ -169,12 +172,9 @@ class _DeviceRead:
         is_slab = self.output.slab[rows] >= 0
         if compressor is None and isinstance(self.reader, LocalReader) and is_slab.all():
             return [rows] if len(rows) else []  # read straight to their place: nothing to overlap with
-        inflight = inflight_nbytes(
-            encoded,
-            decoded_nbytes=chunk_nbytes,
-            scratch_factor=SCRATCH_FACTOR.get(compressor.codec, 0.0) if compressor else 0.0,
-            is_slab=is_slab,
-        )
+        scratch_factor = SCRATCH_FACTOR.get(compressor.codec, 0.0) if compressor else 0.0
+        scratch_factor += FILTER_FACTOR if self.plan.layout.codec_chain.filters else 0.0
+        inflight = inflight_nbytes(encoded, decoded_nbytes=chunk_nbytes, scratch_factor=scratch_factor, is_slab=is_slab)
         budget = self.source.options.max_batch_bytes
         if budget is None:
             free, _ = cupy.cuda.runtime.memGetInfo()

@@ -250,6 +250,7 @@ class _DeviceRead:
     def _fetch(self, ranges: ByteRanges | None, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> Fetched | None:
         """Encoded chunks of a wave in device memory; None if they went straight into the output."""
         began = time.perf_counter()
+        missing = None
         with stream:
             if self.store_fetch is None:
                 assert ranges is not None  # files tell their sizes
@@ -257,7 +258,8 @@ class _DeviceRead:
             else:
                 fetched, missing = self.store_fetch.fetch(rows, stream)
                 self.encoded_nbytes += int(fetched.nbytes.sum())
-                self._fill(missing)
+        if missing is not None:
+            self._fill(missing)  # on the caller's stream: nobody waits for that of a wave without chunks
         self.read_s += time.perf_counter() - began
         return fetched
 

@@ -13,6 +13,7 @@ Source of what is said here about streams: KvikIO 26.10, ``file_handle.cpp`` and
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -38,7 +39,12 @@ __all__ = ["KvikioReader"]
 MAX_OPEN_OBJECTS = 128  # KvikIO holds two descriptors each, and processes may often have 1024
 MAX_THREADS = 16  # more did not read faster from the page cache
 
+LARGE_READ_NBYTES = 64 << 20
+"""Reads from this size on take turns: each keeps all of KvikIO's threads busy, and threads that submit ranges at the
+same time only wait for Python's lock. Smaller ones do not, for they may be waiting for a distant disk."""
+
 _THREADS_LOCK = threading.Lock()
+_large_reads = threading.Lock()
 
 
 class KvikioReader:
@@ -131,7 +137,8 @@ class KvikioReader:
             cupy.cuda.runtime.free(0)  # makes the device's context current, which KvikIO expects of its caller
             if after is not None:
                 after.synchronize()
-            self._read_wave(objects, slab)
+            with _large_reads if int(nbytes.sum()) >= LARGE_READ_NBYTES else contextlib.nullcontext():
+                self._read_wave(objects, slab)
 
     def _read_wave(self, objects: Iterable[tuple[str, list[_Range]]], slab: cupy.ndarray) -> None:
         flying: deque[_ObjectReads] = deque()

@@ -23,6 +23,7 @@ import xarray as xr
 from harness import Store, add_common_arguments, add_store_arguments, timed, write_report, write_store
 
 from xgpuzarr import ReadOptions, open_array
+from xgpuzarr.system import block_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--schedulers", nargs="+", choices=["threads", "cluster"], default=["threads", "cluster"])
-    parser.add_argument("--target-mib", type=int, nargs="+", default=[ReadOptions().block_bytes("cuda") >> 20])
+    parser.add_argument("--target-mib", type=int, nargs="+", default=[block_bytes(ReadOptions(), "cuda") >> 20])
     parser.add_argument("--no-peers", action="store_true", help="leave engine='zarr' out")
     parser.add_argument("--peer-gb", type=float, default=1.0, help="decoded GB that engine='zarr' reads of each store")
     arguments = parser.parse_args()

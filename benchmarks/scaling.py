@@ -25,6 +25,7 @@ import xarray as xr
 from harness import Store, add_common_arguments, add_store_arguments, timed, write_report, write_store
 
 from xgpuzarr import ReadOptions, open_array
+from xgpuzarr.system import block_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +45,7 @@ def main() -> None:
     parser.add_argument("--workers-per-gpu", type=int, default=1, help="more than 1 needs --gpus 1")
     parser.add_argument("--protocol", default="tcp", choices=["tcp", "ucx"], help="how workers exchange blocks")
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=sorted(CASES))
-    parser.add_argument("--target-mib", type=int, default=ReadOptions().block_bytes("cuda") >> 20)
+    parser.add_argument("--target-mib", type=int, default=block_bytes(ReadOptions(), "cuda") >> 20)
     arguments = parser.parse_args()
     if arguments.workers_per_gpu > 1 and arguments.gpus != [1]:
         parser.error("several workers can share one GPU only: --gpus 1")

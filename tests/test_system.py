@@ -15,6 +15,7 @@ import pytest
 from xgpuzarr import system
 from xgpuzarr.decoders import nvcomp
 from xgpuzarr.errors import MissingDependencyError
+from xgpuzarr.options import ReadOptions
 from xgpuzarr.system import CuFileMode, Gpu, SystemReport, device_problem, format_report, probe
 
 NO_DRIVER = "no NVIDIA driver is installed (libcuda.so.1 is missing)"
@@ -373,3 +374,19 @@ def test_real_device_is_reported_without_a_context():
         assert report.gpus[0].name == name
         """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("memory_nbytes", "expected"), [((8 << 30,), 256 << 20), ((40 << 30, 80 << 30), 640 << 20), ((141 << 30,), 2 << 30)]
+)
+def test_blocks_follow_the_least_memory_of_the_gpus(monkeypatch, memory_nbytes, expected):
+    gpus = tuple(Gpu("a", nbytes, (9, 0)) for nbytes in memory_nbytes)
+    monkeypatch.setattr(system, "_driver", lambda: system._Driver(gpus, (13, 0), ""))
+    system._gpu_nbytes.cache_clear()
+    assert system.block_bytes(ReadOptions(), "cuda") == expected
+    system._gpu_nbytes.cache_clear()
+
+
+def test_blocks_on_the_host_and_blocks_that_were_asked_for():
+    assert system.block_bytes(ReadOptions(), "cpu") == 128 << 20
+    assert system.block_bytes(ReadOptions(target_block_bytes=7), "cuda") == 7

@@ -27,7 +27,7 @@ from xgpuzarr.array import open_array
 from xgpuzarr.errors import ChunkReadError, MissingDependencyError, UnsupportedError
 from xgpuzarr.options import ReadOptions
 from xgpuzarr.plan.blocks import aligned_length, block_shape, first_cut
-from xgpuzarr.system import device_problem
+from xgpuzarr.system import block_bytes, device_problem
 
 try:
     import dask.array
@@ -125,7 +125,7 @@ def from_zarr(
         store, path=path, device=device, options=options, zarr_format=zarr_format, storage_options=storage_options
     )
     layout = array.layout
-    default = block_shape(layout, options.block_bytes(array.device)) if layout is not None else None
+    default = block_shape(layout, block_bytes(options, array.device)) if layout is not None else None
     lengths = block_lengths(chunks, array.shape, array.dtype, default)
     if layout is not None and default is not None:
         warn_of_cuts(layout, lengths, range(array.ndim), default)

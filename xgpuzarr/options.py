@@ -19,10 +19,6 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
-BLOCK_BYTES = {"cuda": 1024 * MIB, "cpu": 128 * MIB}
-"""Bytes of a dask block where `ReadOptions.target_block_bytes` is None."""
-
-
 def _route_of_environment() -> Any:
     """Read the default route; whether it is one is looked at where options are made."""
     return os.environ.get("XGPUZARR_ROUTE", "auto")
@@ -61,8 +57,9 @@ class ReadOptions:
         Device bytes one read may use beyond its result (encoded bytes, scratch, undelivered chunks).
         None: a share of the device memory that is free when the read starts.
     target_block_bytes
-        Decoded bytes that one dask block aims at, in whole chunks or shards. None: 1 GiB on a GPU, where a read takes
-        a few milliseconds however small it is (``benchmarks/dask_mean.py``), and 128 MiB, dask's own, on the host.
+        Decoded bytes that one dask block aims at, in whole chunks or shards. None: a 64th of the GPU's memory, at least
+        256 MiB and at most 2 GiB, for a read takes some milliseconds however small it is
+        (``benchmarks/dask_mean.py``); on the host 128 MiB, which is dask's own.
     """
 
     route: Literal["auto", "device", "host"] = field(default_factory=_route_of_environment)
@@ -94,10 +91,6 @@ class ReadOptions:
             raise ValueError(f"timeout_s must be more than 0 s, got {self.timeout_s}")
         if self.max_batch_bytes is not None and self.max_batch_bytes < MIB:
             raise ValueError(f"max_batch_bytes must be at least {MIB} bytes, got {self.max_batch_bytes}")
-
-    def block_bytes(self, device: str) -> int:
-        """Decoded bytes that one dask block on "cuda" or "cpu" aims at."""
-        return self.target_block_bytes or BLOCK_BYTES[device]
 
     @property
     def threads(self) -> int:

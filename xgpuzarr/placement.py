@@ -24,6 +24,7 @@ from xgpuzarr.backend_array import GpuZarrBackendArray
 from xgpuzarr.chunk_manager import BlockVariable, preferred_blocks
 from xgpuzarr.device_variable import DeviceVariable, stored_array
 from xgpuzarr.errors import UnsupportedError
+from xgpuzarr.system import block_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -130,9 +131,9 @@ def _placed(name: Hashable, variable: xr.Variable, rule: str, device: str, place
         if device == "cuda" and zarr_array.layout is not None:
             rule = zarr_array.layout.host_result_reason
         dtype = steps[-1].dtype if steps else variable.dtype
-        block_bytes = placement.options.block_bytes(device)
+        target_bytes = block_bytes(placement.options, device)
         placed = GpuZarrBackendArray(
-            zarr_array, dtype=dtype, steps=steps, target_block_bytes=block_bytes, host_reason=rule
+            zarr_array, dtype=dtype, steps=steps, target_block_bytes=target_bytes, host_reason=rule
         )
         kind = DeviceVariable if placed.device == "cuda" else xr.Variable if placed.layout is None else BlockVariable
         variable = kind(variable.dims, indexing.LazilyIndexedArray(placed), variable.attrs, variable.encoding)

@@ -22,7 +22,9 @@ from xgpuzarr.errors import MissingDependencyError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CuFileMode", "Gpu", "SystemReport", "device_problem", "format_report", "probe"]
+    from xgpuzarr.options import ReadOptions
+
+__all__ = ["CuFileMode", "Gpu", "SystemReport", "block_bytes", "device_problem", "format_report", "probe"]
 
 # Label: the names of the distributions that may provide it.
 _PACKAGES = {
@@ -43,6 +45,18 @@ _HOST_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "overlay", "fuse", "9p", "virt
 
 _CU_COMPUTE_CAPABILITY_MAJOR = 75  # CUdevice_attribute
 _CU_COMPUTE_CAPABILITY_MINOR = 76
+
+
+HOST_BLOCK_BYTES = 128 << 20
+
+GPU_BLOCK_BYTES = (256 << 20, 2 << 30)
+"""Least and most of a dask block on a GPU."""
+
+GPU_MEMORY_BLOCKS = 64
+"""Blocks that the memory of a GPU would hold: some for each thread of a worker, their scratch, and what is computed."""
+
+UNKNOWN_GPU_NBYTES = 64 << 30
+"""Memory of the workers' GPUs where the client has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +162,21 @@ def device_problem() -> str:
     """Say in one line why arrays cannot be read on the device; "" if they can. Creates no CUDA context."""
     problems = _problems(_driver())
     return problems[0] if problems else ""
+
+
+def block_bytes(options: ReadOptions, device: str) -> int:
+    """Decoded bytes that one dask block on "cuda" or "cpu" aims at: see `ReadOptions.target_block_bytes`."""
+    if options.target_block_bytes is not None:
+        return options.target_block_bytes
+    if device == "cpu":
+        return HOST_BLOCK_BYTES
+    least, most = GPU_BLOCK_BYTES
+    return min(max(_gpu_nbytes() // GPU_MEMORY_BLOCKS, least), most)
+
+
+@functools.cache
+def _gpu_nbytes() -> int:
+    return min((gpu.memory_nbytes for gpu in _driver().gpus), default=UNKNOWN_GPU_NBYTES)
 
 
 def format_report(report: SystemReport) -> str:

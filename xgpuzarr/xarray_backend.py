@@ -24,6 +24,7 @@ import xgpuzarr.accessor  # noqa: F401  # registers ds.gpuzarr
 from xgpuzarr.backend_array import GpuZarrBackendArray
 from xgpuzarr.options import ReadOptions
 from xgpuzarr.placement import Placement, place
+from xgpuzarr.system import block_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
@@ -233,7 +234,7 @@ class _Store(ZarrStore):
         lazy: Any = variable._data  # noqa: SLF001
         zarr_array = ZarrArray(lazy.array.get_array(), device="cpu", options=self._options)
         array = GpuZarrBackendArray(
-            zarr_array, dtype=variable.dtype, target_block_bytes=self._options.block_bytes("cpu")
+            zarr_array, dtype=variable.dtype, target_block_bytes=block_bytes(self._options, "cpu")
         )
         variable.data = indexing.LazilyIndexedArray(array)
         return variable

@@ -25,8 +25,8 @@ def store(tmp_path: Path) -> str:
     values = np.random.default_rng(0).random(SHAPE).astype("f4")
     variables = dict.fromkeys(("plain", "blosc", "packed"), (("time", "y", "x"), values))
     encoding: dict[str, dict[str, Any]] = {
-        "plain": {"chunks": (4, 128, 256), "compressor": None},
-        "blosc": {"chunks": (4, 128, 256), "compressor": Blosc("lz4")},
+        "plain": {"chunks": (4, 128, 256), "compressors": None},
+        "blosc": {"chunks": (4, 128, 256), "compressors": Blosc("lz4")},
         "packed": {"chunks": (4, 64, 64), "dtype": "i2", "scale_factor": 0.001, "_FillValue": -9},
     }
     xr.Dataset(variables).to_zarr(tmp_path / "s.zarr", zarr_format=2, encoding=encoding)

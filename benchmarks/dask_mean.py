@@ -59,7 +59,7 @@ def main() -> None:
                             times = timed(mean, blocks.nbytes, arguments.repeats)
                             measured.append(note(store, reader, scheduler, n_threads, times))
             rows += [plain, *compared(measured, plain["gb_per_s"])]
-    write_report("dask_mean", arguments, rows)
+            write_report("dask_mean", arguments, rows)
 
 
 def compared(rows: list[dict[str, Any]], plain: float) -> list[dict[str, Any]]:

@@ -57,8 +57,8 @@ def main() -> None:
             for n_gpus in arguments.gpus:
                 for n_threads in arguments.threads:
                     rows += on_gpus(store, n_gpus, n_threads, arguments)
-    add_efficiency(rows, arguments.gpus[0])
-    write_report("scaling", arguments, rows)
+            add_efficiency(rows, arguments.gpus[0])
+            write_report("scaling", arguments, rows)
 
 
 def plain_reading(store: Store, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -41,6 +41,9 @@ def main() -> None:
     parser.add_argument("--schedulers", nargs="+", choices=["threads", "cluster"], default=["threads", "cluster"])
     parser.add_argument("--target-mib", type=int, nargs="+", default=[block_bytes(ReadOptions(), "cuda") >> 20])
     parser.add_argument("--no-peers", action="store_true", help="leave engine='zarr' out")
+    parser.add_argument(
+        "--peer-blocks", nargs="+", choices=["stored", "same"], default=["stored", "same"], help="of engine='zarr'"
+    )
     parser.add_argument("--peer-gb", type=float, default=1.0, help="decoded GB that engine='zarr' reads of each store")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -84,9 +87,10 @@ def readers(store: Store, arguments: argparse.Namespace, *, peers: bool) -> dict
     if peers:
         blocks = dict(zip(ds.t.dims, ds.t.data.chunksize, strict=True))
         n_fields = store.n_fields(arguments.peer_gb)
-        for name, chunks in {"zarr, stored chunks": {}, "zarr, the same blocks": blocks}.items():
+        for name in arguments.peer_blocks:
+            chunks = {"stored": {}, "same": blocks}[name]
             on_host = xr.open_dataset(store.path, engine="zarr", chunks=chunks, consolidated=False).t.data[:n_fields]
-            ways[name] = on_host.map_blocks(to_device) if arguments.device == "cuda" else on_host
+            ways[f"zarr, {name} blocks"] = on_host.map_blocks(to_device) if arguments.device == "cuda" else on_host
     return ways
 
 

@@ -20,6 +20,7 @@ from xgpuzarr.errors import CorruptChunkError, UnsupportedError
 from xgpuzarr.locate import locate
 from xgpuzarr.plan.byte_ranges import ByteRanges, Spans, coalesce
 from xgpuzarr.plan.codec_facts import DEVICE_ONLY
+from xgpuzarr.plan.shard_index import bytes_after
 from xgpuzarr.pool import executor, run_all
 from xgpuzarr.readers.protocol import MISSING, WHOLE, ObjectRead
 from xgpuzarr.readers.store import StoreReader
@@ -169,7 +170,9 @@ class HostTasks(ABC):
         """A request for each span of a shard, with all chunks in it."""
         order = np.argsort(spans.chunk_span, kind="stable")
         bounds = np.searchsorted(spans.chunk_span[order], np.arange(len(spans.nbytes) + 1)).tolist()
-        for number, (offset, nbytes) in enumerate(zip(spans.offset.tolist(), spans.nbytes.tolist(), strict=True)):
+        n_after = bytes_after(spans, self.plan.layout.shard_levels[0])
+        places = zip(spans.offset.tolist(), spans.nbytes.tolist(), n_after.tolist(), strict=True)
+        for number, (offset, nbytes, after) in enumerate(places):
             mine = order[bounds[number] : bounds[number + 1]]
             start, size = spans.chunk_offset[mine], part.nbytes[mine]
             columns = (rows[mine], part.offset[mine], start, start + size)
@@ -178,7 +181,7 @@ class HostTasks(ABC):
                 for row, at, first, stop in zip(*(column.tolist() for column in columns), strict=True)
             ]
             (key,) = self.plan.keys(spans.object_row[number : number + 1])
-            yield ObjectRead(key, ((offset, nbytes),)), chunks
+            yield ObjectRead(key, ((offset, nbytes),), after), chunks
 
     def _place_all(self, chunks: list[_Chunk], encoded: memoryview | None) -> None:
         """Take the chunks of one request to their place."""

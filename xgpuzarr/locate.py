@@ -7,11 +7,13 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xgpuzarr.errors import ChunkReadError, CorruptChunkError
+from xgpuzarr.errors import ChunkReadError, CorruptChunkError, UnsupportedError
 from xgpuzarr.plan.byte_ranges import ByteRanges
 from xgpuzarr.plan.shard_index import NOT_STORED, check_shard_ranges, parse_shard_index
 from xgpuzarr.readers.protocol import MISSING, ObjectRead
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["locate"]
 
 UNKNOWN_NBYTES = 1 << 62
-"""Stands for the size of an object that the store does not tell cheaply: no bound, a read past the end is an error."""
+"""Stands for the size of an object that the store does not tell cheaply. A read past the end is an error, and so is one
+of chunks that the index cannot follow (`xgpuzarr.plan.shard_index.bytes_after`)."""
 
 OBJECTS_A_TASK = 64
 """Objects whose indexes one task reads: small reads, many of which take as long as starting a task."""
@@ -40,7 +43,7 @@ OBJECTS_A_WAVE = 4096
 """The same for stores that answer requests, where many are under way at once."""
 
 INDEXES_NBYTES = 256 << 20
-"""Most bytes of parsed indexes held at once."""
+"""Most bytes of indexes held at once, and of one: 16 million chunks in a shard."""
 
 
 def locate(plan: ReadPlan, reader: Reader, run_all: Map) -> ByteRanges:
@@ -66,6 +69,8 @@ def locate(plan: ReadPlan, reader: Reader, run_all: Map) -> ByteRanges:
         An index is damaged, or leads outside its shard.
     ChunkReadError
         A shard cannot be read.
+    UnsupportedError
+        A shard has an index of more than `INDEXES_NBYTES`.
     """
     offset = np.zeros(plan.n_chunks, np.int64)
     nbytes = np.full(plan.n_chunks, MISSING, np.int64)
@@ -79,34 +84,36 @@ def locate(plan: ReadPlan, reader: Reader, run_all: Map) -> ByteRanges:
     return ByteRanges(plan.object_row, offset, nbytes)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shards:
+    """Shards of one level: the object each is in, and its byte range there; `MISSING` bytes if it does not exist."""
+
+    object: NDArray[np.int64]
+    start: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+
+
 def _locate_block(
     plan: ReadPlan, reader: Reader, run_all: Map, start: int, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Byte ranges of the chunks at `rows`, which are in the objects from row `start` on."""
     in_object = plan.object_row[rows] - start
     keys = plan.keys(slice(start, start + int(in_object[-1]) + 1))
-    # the shards of a level: the object each is in, and its byte range there; at first the objects themselves
-    shard_object = np.arange(len(keys))
-    shard_start, shard_nbytes = np.zeros(len(keys), np.int64), _object_nbytes(reader, keys, run_all)
+    shards = _Shards(np.arange(len(keys)), np.zeros(len(keys), np.int64), _object_nbytes(reader, keys, run_all))
     in_shard = in_object
     for depth, level in enumerate(plan.layout.shard_levels):
-        offset_table, nbytes_table = _read_indexes(
-            plan, reader, run_all, keys, level, shard_object, shard_start, shard_nbytes
-        )
         entries = plan.level_index[rows, depth]
         chunk_offset, chunk_nbytes = check_shard_ranges(
-            offset_table[in_shard, entries],
-            nbytes_table[in_shard, entries],
+            *_read_entries(plan, reader, run_all, keys, depth, shards, in_shard, entries),
             level,
-            shard_nbytes=np.where(shard_nbytes == MISSING, UNKNOWN_NBYTES, shard_nbytes)[in_shard],
+            shard_nbytes=np.where(shards.nbytes == MISSING, UNKNOWN_NBYTES, shards.nbytes)[in_shard],
             label=lambda number: plan.label(int(rows[number])),
         )
-        chunk_offset += shard_start[in_shard]
+        chunk_offset += shards.start[in_shard]
         if depth + 1 < len(plan.layout.shard_levels):
-            number = in_shard * nbytes_table.shape[1] + entries
+            number = in_shard * (int(entries.max()) + 1) + entries
             _, first, in_shard = np.unique(number, return_index=True, return_inverse=True)
-            shard_object = in_object[first]
-            shard_start, shard_nbytes = chunk_offset[first], chunk_nbytes[first]
+            shards = _Shards(in_object[first], chunk_offset[first], chunk_nbytes[first])
     return chunk_offset, chunk_nbytes
 
 
@@ -122,49 +129,70 @@ def _object_nbytes(reader: Reader, keys: list[str], run_all: Map) -> NDArray[np.
     return nbytes
 
 
-def _read_indexes(
+def _read_entries(
     plan: ReadPlan,
     reader: Reader,
     run_all: Map,
     keys: list[str],
-    level: ShardLevel,
-    shard_object: NDArray[np.int64],
-    shard_start: NDArray[np.int64],
-    shard_nbytes: NDArray[np.int64],
+    depth: int,
+    shards: _Shards,
+    in_shard: NDArray[np.int64],
+    entries: NDArray[np.int64],
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Entries of the index of every shard; those of shards that do not exist say that no chunk does."""
-    n_entries = level.index_nbytes // 16
-    offset_table = np.full((len(shard_object), n_entries), NOT_STORED)
-    nbytes_table = offset_table.copy()
-    order = np.argsort(shard_object, kind="stable")
-    bounds = np.searchsorted(shard_object[order], np.arange(len(keys) + 1))
+    """Offset and size that a shard's index gives each chunk, as stored; nothing is stored in shards that do not exist.
+
+    Chunk i is entry ``entries[i]`` of shard ``in_shard[i]``.
+    """
+    level, outermost = plan.layout.shard_levels[depth], plan.layout.shard_levels[0]
+    offset = np.full(len(in_shard), NOT_STORED)
+    nbytes = offset.copy()
+    by_object, object_bounds = _grouped(shards.object, len(keys))
+    by_shard, shard_bounds = _grouped(in_shard, len(shards.object))
+    is_too_large = level.index_nbytes > INDEXES_NBYTES
+    n_after = outermost.index_nbytes if depth and outermost.index_location == "end" else 0
     n_at_once = OBJECTS_A_WAVE if isinstance(reader, StoreReader) else OBJECTS_A_TASK
 
     def read_objects(start: int) -> None:
         wanted: list[tuple[str, list[int], ObjectRead]] = []
         for number in range(start, min(start + n_at_once, len(keys))):
             label = f"array {plan.layout.path!r} of store {plan.layout.store_name!r}, key {keys[number]!r}"
-            shards = [s for s in order[bounds[number] : bounds[number + 1]].tolist() if shard_nbytes[s] != MISSING]
-            places = [_index_place(level, int(shard_start[s]), int(shard_nbytes[s]), label) for s in shards]
+            mine = by_object[object_bounds[number] : object_bounds[number + 1]]
+            present = mine[shards.nbytes[mine] != MISSING].tolist()
+            places = [_index_place(level, int(shards.start[s]), int(shards.nbytes[s]), label) for s in present]
             if places:
-                wanted.append((label, shards, ObjectRead(keys[number], tuple(places))))
+                wanted.append((label, present, ObjectRead(keys[number], tuple(places), n_after)))
         found = reader.read([item for *_, item in wanted])
-        for (label, shards, _), raws in zip(wanted, found, strict=True):
-            if raws is None and shard_nbytes[shards[0]] != UNKNOWN_NBYTES:
+        for (label, present, _), raws in zip(wanted, found, strict=True):
+            if raws is None and shards.nbytes[present[0]] != UNKNOWN_NBYTES:
                 raise ChunkReadError(f"{label}: the shard vanished while it was being read")
-            for shard, raw in zip(shards, raws or [], strict=raws is not None):
-                offset_table[shard], nbytes_table[shard] = parse_shard_index(raw, level, label=label)
+            if raws is not None and is_too_large:
+                raise UnsupportedError(
+                    f"{label}: a shard of {math.prod(level.grid_shape)} chunks has an index of {level.index_nbytes} "
+                    f"bytes, which may take {INDEXES_NBYTES}; write the array with larger chunks, or smaller shards"
+                )
+            for shard, raw in zip(present, raws or [], strict=raws is not None):
+                index = parse_shard_index(raw, level, label=label)
+                chunks = by_shard[shard_bounds[shard] : shard_bounds[shard + 1]]
+                offset[chunks], nbytes[chunks] = (column[entries[chunks]] for column in index)
 
     run_all(read_objects, range(0, len(keys), n_at_once))
-    return offset_table, nbytes_table
+    return offset, nbytes
+
+
+def _grouped(owner: NDArray[np.int64], n_owners: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices into `owner` by the value there, and where those of each value start, with the end of the last."""
+    order = np.argsort(owner, kind="stable")
+    return order, np.searchsorted(owner[order], np.arange(n_owners + 1))
 
 
 def _index_place(level: ShardLevel, start: int, nbytes: int, label: str) -> tuple[int, int]:
     """Byte range, in its object, of the index of a shard."""
-    if nbytes < level.index_nbytes:
+    if nbytes < level.index_nbytes and nbytes != UNKNOWN_NBYTES:
         raise CorruptChunkError(
             f"{label}: a shard of {nbytes} bytes is too short for its index of {level.index_nbytes} bytes"
         )
+    if level.index_nbytes > INDEXES_NBYTES:  # it is not read: a byte tells whether the shard exists
+        return start, 1
     if level.index_location == "start":
         return start, level.index_nbytes
     if nbytes == UNKNOWN_NBYTES:  # its last bytes can still be asked for

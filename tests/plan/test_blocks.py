@@ -145,3 +145,9 @@ def test_select_blocks(lengths, key):
 
 def test_select_blocks_goes_through_blocks_not_indices():
     assert select_blocks((10**12, 10**12), range(5, 2 * 10**12, 2)) == ((499_999_999_998, 500_000_000_000), 2 * 10**12)
+
+
+@pytest.mark.parametrize("n_chunks", [2**61 - 1, (2**31 - 1) * (2**29 - 3)])
+def test_a_shard_of_very_many_chunks_without_small_factors_is_one_chunk_or_all(n_chunks):
+    assert block_unit(Grid.of((n_chunks,), (1,), (n_chunks,)), MIB) == (1,)
+    assert block_unit(Grid.of((n_chunks,), (1,), (n_chunks,)), 1 << 62) == (n_chunks,)

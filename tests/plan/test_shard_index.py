@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 
 from xgpuzarr.errors import CorruptChunkError
-from xgpuzarr.plan.byte_ranges import MISSING
+from xgpuzarr.plan.byte_ranges import MISSING, Spans
 from xgpuzarr.plan.layout import ShardLevel
-from xgpuzarr.plan.shard_index import check_shard_ranges, parse_shard_index
+from xgpuzarr.plan.shard_index import bytes_after, check_shard_ranges, parse_shard_index
 
 NOT_STORED = 2**64 - 1
 
@@ -142,3 +142,20 @@ def test_a_shard_smaller_than_its_index_holds_nothing() -> None:
     with pytest.raises(CorruptChunkError):
         check([(0, 1)], level_of(4), 20)
     assert check([(NOT_STORED, NOT_STORED)], level_of(4), 20) == [(0, MISSING)]
+
+
+def test_the_index_must_follow_the_span_that_ends_last() -> None:
+    columns = {"object_row": [2, 2, 2, 5, 7, 7], "offset": [0, 10, 40, 0, 0, 50], "nbytes": [9, 90, 20, 3, 60, 10]}
+    spans = Spans(**{name: np.array(column) for name, column in columns.items()}, chunk_span=None, chunk_offset=None)
+    assert bytes_after(spans, level_of(3)).tolist() == [0, 52, 0, 52, 52, 52]
+    assert bytes_after(spans, level_of(3, "start")).tolist() == [0] * 6
+
+
+def test_no_spans_need_no_bytes_after() -> None:
+    none = np.empty(0, np.int64)
+    assert bytes_after(Spans(none, none, none, none, none), level_of(3)).tolist() == []
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+def test_a_shard_that_does_not_exist_may_have_any_index(location: Literal["start", "end"]) -> None:
+    assert check([(NOT_STORED, NOT_STORED)], level_of(2**70, location)) == [(0, MISSING)]

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["aligned_length", "block_shape", "block_unit", "first_cut", "select_blocks"]
 
+MAX_FACTOR = 1000
+"""Largest factor looked for, of a number that an array's metadata may make as large as it likes."""
+
 
 def block_shape(layout: ArrayLayout, target_bytes: int, *, itemsize: int | None = None) -> tuple[int, ...]:
     """Shape of the default dask block of an array.
@@ -127,4 +130,5 @@ def _nbytes(shape: Sequence[int], itemsize: int) -> int:
 
 
 def _smallest_factor(n: int) -> int:
-    return next((f for f in range(2, math.isqrt(n) + 1) if n % f == 0), n)
+    """Smallest factor above 1 of a number of chunks; the number itself where none is small."""
+    return next((f for f in range(2, min(math.isqrt(n), MAX_FACTOR) + 1) if n % f == 0), n)

@@ -20,9 +20,10 @@ from xgpuzarr.plan.byte_ranges import MISSING
 if TYPE_CHECKING:
     from collections.abc import Buffer, Callable
 
+    from xgpuzarr.plan.byte_ranges import Spans
     from xgpuzarr.plan.layout import ShardLevel
 
-__all__ = ["check_shard_ranges", "parse_shard_index"]
+__all__ = ["bytes_after", "check_shard_ranges", "parse_shard_index"]
 
 Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
@@ -103,8 +104,9 @@ def check_shard_ranges(
     """
     missing = (offset == NOT_STORED) & (nbytes == NOT_STORED)
     is_at_start = level.index_location == "start"
-    first = level.index_nbytes if is_at_start else 0
-    last = np.maximum(shard_nbytes - (0 if is_at_start else level.index_nbytes), 0).astype(np.uint64)
+    index_nbytes = min(level.index_nbytes, 2**63 - 1)  # of a shard that does not exist, it may be anything
+    first = index_nbytes if is_at_start else 0
+    last = np.maximum(shard_nbytes - (0 if is_at_start else index_nbytes), 0).astype(np.uint64)
     is_inside = (offset >= np.uint64(first)) & (offset <= last)
     # offset + nbytes may wrap around; the difference only does where the offset is outside anyway.
     fits = nbytes <= last - offset
@@ -117,3 +119,30 @@ def check_shard_ranges(
             f" and lie in bytes {first}:{int(np.broadcast_to(last, offset.shape)[row])}"
         )
     return np.where(missing, 0, offset).astype(np.int64), np.where(missing, MISSING, nbytes.astype(np.int64))
+
+
+def bytes_after(spans: Spans, level: ShardLevel) -> Int64Array:
+    """Bytes that must follow each span in its object, so that no chunk in it lies in the shard's index.
+
+    For stores that do not tell the size of an object, where `check_shard_ranges` cannot know where the index at its end
+    begins. It is enough to look behind the span of an object that ends last.
+
+    Parameters
+    ----------
+    spans
+        Reads of objects, ordered by object.
+    level
+        The outermost shard level.
+
+    Returns
+    -------
+    n_after
+        int64, (n_spans,); 0 where nothing need follow.
+    """
+    n_after = np.zeros(len(spans.nbytes), np.int64)
+    if level.index_location == "end" and len(n_after):
+        stop = spans.offset + spans.nbytes
+        is_first = np.diff(spans.object_row, prepend=spans.object_row[0] - 1) != 0
+        last_stop = np.maximum.reduceat(stop, np.flatnonzero(is_first))[np.cumsum(is_first) - 1]
+        n_after[stop == last_stop] = level.index_nbytes
+    return n_after

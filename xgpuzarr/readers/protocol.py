@@ -28,10 +28,14 @@ class ObjectRead:
     ranges
         (offset, nbytes) of each range. A negative offset counts from the end of the object; ``nbytes=WHOLE`` reads
         to its end.
+    n_after
+        Bytes that the object must hold after the range that ends last, whose offset and size are then given. For
+        readers that do not tell the size of an object: they ask for as many bytes more, which come short if it ends.
     """
 
     key: str
     ranges: tuple[tuple[int, int], ...]
+    n_after: int = 0
 
 
 class Reader(Protocol):
@@ -52,5 +56,5 @@ class Reader(Protocol):
         ChunkReadError
             An object exists but cannot be read.
         CorruptChunkError
-            An object ends before a range does.
+            An object ends before a range does, or too soon after it.
         """

@@ -191,25 +191,35 @@ class StoreReader:
             await work(wanted, item)
 
     async def _read_object(self, wanted: ObjectRead) -> Parts:
-        parts = await asyncio.gather(*(self._get(wanted.key, *place) for place in wanted.ranges))
+        last = max(wanted.ranges, key=sum)
+        parts = await asyncio.gather(
+            *(self._get(wanted.key, *place, wanted.n_after if place is last else 0) for place in wanted.ranges)
+        )
         present = [part for part in parts if part is not None]
         if present and len(present) < len(parts):
             raise ChunkReadError(f"store {self.store_name!r}, key {wanted.key!r}: object vanished while being read")
         return present or None
 
-    async def _get(self, key: str, offset: int, nbytes: int) -> memoryview | None:
+    async def _get(self, key: str, offset: int, nbytes: int, n_after: int) -> memoryview | None:
         async with self._limit:
-            buffer = await self._answer(key, offset, nbytes)
+            buffer = await self._answer(key, offset, nbytes + n_after)
         if buffer is None:
             return None
         got = memoryview(buffer.as_numpy_array())
-        if nbytes != WHOLE and len(got) > nbytes:
+        if nbytes == WHOLE:
+            return got
+        if len(got) > nbytes + n_after:
             raise ChunkReadError(f"{self._where(key, offset, nbytes)}: got {len(got)} bytes; it does not serve ranges")
-        if nbytes != WHOLE and len(got) < nbytes:
+        if len(got) < nbytes:
             raise CorruptChunkError(
                 f"{self._where(key, offset, nbytes)}: got {len(got)} bytes; the object was cut short"
             )
-        return got
+        if len(got) < nbytes + n_after:
+            raise CorruptChunkError(
+                f"{self._where(key, offset, nbytes)}: {len(got) - nbytes} bytes follow, the shard index takes "
+                f"{n_after}; the index leads into itself, or the object was cut short"
+            )
+        return got[:nbytes]
 
     async def _answer(self, key: str, offset: int, nbytes: int) -> Buffer | None:
         """What the store gives, within the time and the tries that the options allow."""

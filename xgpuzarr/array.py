@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 import math
-import pickle
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +15,12 @@ from zarr.storage import LocalStore
 
 from xgpuzarr.errors import MissingDependencyError, UnsupportedError, XGpuZarrError
 from xgpuzarr.execute import Source, decide_route, read, read_by_zarr
-from xgpuzarr.opening import open_zarr_array
+from xgpuzarr.opening import open_zarr_array, reopen_zarr_array
 from xgpuzarr.options import ReadOptions
 from xgpuzarr.plan.layout import ArrayLayout, layout_of
 from xgpuzarr.plan.read_plan import ReadPlan, plan_read
 from xgpuzarr.plan.selection import Selection, parse_numpy, parse_outer, parse_vectorized
+from xgpuzarr.store_token import store_token
 from xgpuzarr.system import device_problem
 
 if TYPE_CHECKING:
@@ -102,12 +102,15 @@ class ZarrArray:
     """
 
     def __init__(self, array: zarr.Array[Any], *, device: str, options: ReadOptions) -> None:
-        self._opened = _Opened.of(array)
+        self._set(_Opened.of(array), device, options)
+
+    def _set(self, opened: _Opened, device: str, options: ReadOptions) -> None:
+        self._opened = opened
         self._options = options
         self._on_device = device == "cuda"
-        layout = self._opened.layout
-        self._place, self._digest = self._opened.place, self._opened.digest
-        self._modified_ns = self._opened.modified_ns
+        array, layout = opened.array, opened.layout
+        self._place, self._format = opened.place, array.metadata.zarr_format
+        self._digest, self._token = opened.digest, opened.token
         self._name = array.path.strip("/")
         self._shape = tuple(array.shape)
         self._dtype = array.dtype if layout is None else layout.dtype
@@ -190,7 +193,9 @@ class ZarrArray:
 
     def on(self, device: str, options: ReadOptions | None = None) -> ZarrArray:
         """Give the same open array with its results on "cuda" or "cpu", and other options if any; reads nothing."""
-        return ZarrArray(self._opened.array, device=device, options=options or self._options)
+        array = ZarrArray.__new__(ZarrArray)
+        array._set(self._opened, device, options or self._options)  # noqa: SLF001
+        return array
 
     def __getitem__(self, key: Any) -> Any:
         return self._read(parse_numpy, key)
@@ -261,13 +266,13 @@ class ZarrArray:
         return _unpickle, ({name: value for name, value in self.__dict__.items() if name != "_opened"},)
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return ("xgpuzarr", str(self._place), self.name, self._on_device, self._digest, self._modified_ns)
+        return ("xgpuzarr", self._token, self._on_device)
 
     def __getattr__(self, name: str) -> Any:
         """Open an unpickled handle at its first use."""
         if name != "_opened":
             raise AttributeError(f"'ZarrArray' object has no attribute {name!r}")
-        self._opened = _open_once(self._place, self._name, self._digest)
+        self._opened = _open_once(self)
         return self._opened
 
 
@@ -280,25 +285,25 @@ class _Opened:
     layout_reason: str
     place: Any
     digest: str
-    modified_ns: int
+    token: str
 
     @classmethod
-    def of(cls, array: zarr.Array[Any]) -> _Opened:
+    def of(cls, array: zarr.Array[Any], token: str = "") -> _Opened:
+        """Describe an open array; without a `token`, as a new opening of it."""
         layout, reason = None, ""
         try:
             layout = layout_of(array)
         except UnsupportedError as error:
             reason = str(error)
-        store, modified_ns = array.store, 0
-        place: Any = store
-        if type(store) is LocalStore:
-            place = str(Path(store.root).absolute())
-            documents = (Path(store.root, array.path, name) for name in ("zarr.json", ".zarray"))
-            modified_ns = max((document.stat().st_mtime_ns for document in documents if document.exists()), default=0)
+        store = array.store
+        place = str(Path(store.root).absolute()) if type(store) is LocalStore else store
         document = array.metadata.to_dict()
-        document.pop("attributes", None)
+        for name in ("attributes", "dimension_names"):
+            document.pop(name, None)
+        text = json.dumps(document, sort_keys=True, default=str)
+        document["shape"] = ()  # an array that has grown is still read by the same rules
         digest = hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
-        return cls(array, layout, reason, place, digest, modified_ns)
+        return cls(array, layout, reason, place, digest, token or store_token(store, array.path, text))
 
 
 def _unpickle(state: dict[str, Any]) -> ZarrArray:
@@ -307,23 +312,29 @@ def _unpickle(state: dict[str, Any]) -> ZarrArray:
     return array
 
 
-_opened: dict[tuple[bytes, str, str], _Opened] = {}
+_opened: dict[str, _Opened] = {}
 MAX_OPENED = 256
 
 
-def _open_once(place: Any, path: str, digest: str) -> _Opened:
+def _open_once(handle: ZarrArray) -> _Opened:
     """Open the array of a handle once a process, however many tasks carry the handle."""
-    key = (pickle.dumps(place), path, digest)
-    opened = _opened.get(key)
+    state = handle.__dict__
+    token: str = state["_token"]
+    opened = _opened.get(token)
     if opened is None:
-        opened = _Opened.of(open_zarr_array(place, path=path))
-        if opened.digest != digest:
+        place, path, shape = state["_place"], state["_name"], state["_shape"]
+        array = reopen_zarr_array(place, path, state["_format"])
+        opened = _Opened.of(array, token)
+        if opened.digest != state["_digest"] or any(now < then for now, then in zip(array.shape, shape, strict=True)):
             raise XGpuZarrError(
                 f"array {path!r} of store {place!s}: its metadata changed after this handle was made; open it again"
             )
+        if array.shape != shape:  # it has grown
+            document = {**array.metadata.to_dict(), "shape": shape}
+            opened = _Opened.of(type(array).from_dict(array.store_path, document), token)
         while len(_opened) >= MAX_OPENED:
             _opened.pop(next(iter(_opened)), None)
-        _opened[key] = opened
+        _opened[token] = opened
     return opened
 
 

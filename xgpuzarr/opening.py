@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zipfile
+from contextlib import suppress
 from json import JSONDecodeError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from xgpuzarr.options import ReadOptions
     from xgpuzarr.readers.protocol import Reader
 
-__all__ = ["StoreLike", "as_store", "open_zarr_array", "reader_for"]
+__all__ = ["StoreLike", "as_store", "open_zarr_array", "reader_for", "reopen_zarr_array"]
 
 StoreLike = Store | StorePath | str | os.PathLike[str]
 
@@ -94,6 +95,29 @@ def open_zarr_array(
         error.add_note(f"while reading the metadata of {name} of store {store!s}")
         raise
     return array
+
+
+def reopen_zarr_array(store: StoreLike, path: str, zarr_format: Literal[2, 3]) -> zarr.Array[Any]:
+    """Open an array that another process has opened, by the consolidated metadata of a group where it has none itself.
+
+    Raises
+    ------
+    FileNotFoundError, MetadataError, UnsupportedError
+        As `open_zarr_array`.
+    """
+    try:
+        return open_zarr_array(store, path=path, zarr_format=zarr_format)
+    except FileNotFoundError:
+        names = path.split("/")
+        for depth in reversed(range(len(names))):
+            with suppress(FileNotFoundError, ValueError, KeyError):  # the group, its metadata, or the array is missing
+                group = zarr.open_consolidated(
+                    as_store(store), path="/".join(names[:depth]), mode="r", zarr_format=zarr_format
+                )
+                found = group["/".join(names[depth:])]
+                if isinstance(found, zarr.Array):
+                    return found
+        raise
 
 
 def reader_for(array: zarr.Array[Any], options: ReadOptions) -> Reader:

@@ -13,7 +13,7 @@ import pytest
 from numcodecs import LZ4, GZip, Zlib, Zstd
 
 from tests.zstd_writer import skippable_frame, zstd_frame
-from xgpuzarr.decoders import nvcomp
+from xgpuzarr.decoders import nvcomp, nvcomp_library
 from xgpuzarr.errors import MissingDependencyError, UnsupportedError, XGpuZarrError
 
 SIZES = [1, 3, 4097, 65536, 1_000_003, 4 << 20]
@@ -35,10 +35,10 @@ class FakeLibrary:
 @pytest.fixture
 def _no_library_loaded():
     """Forget what was loaded, before and after."""
-    for cached in (nvcomp._library, nvcomp.library_version):
+    for cached in (nvcomp_library._library, nvcomp.library_version):
         cached.cache_clear()
     yield
-    for cached in (nvcomp._library, nvcomp.library_version):
+    for cached in (nvcomp_library._library, nvcomp.library_version):
         cached.cache_clear()
 
 
@@ -161,7 +161,7 @@ def test_cascaded_frames_lie_at_multiples_of_8_whatever_the_library_asks_for(mon
         result._obj.input, result._obj.output, result._obj.temp = 4, 4, 1
         return 0
 
-    monkeypatch.setattr(nvcomp, "_entry", lambda _symbol, _call: asks_for_4)
+    monkeypatch.setattr(nvcomp, "entry_point", lambda _symbol, _call: asks_for_4)
     # the functions without their caches, which must not remember this answer
     assert nvcomp.decode_alignment.__wrapped__(algorithm) == nvcomp.Alignment(of_frames, 4, 1)
     assert nvcomp.encode_alignment.__wrapped__(algorithm) == nvcomp.Alignment(4, of_frames, 1)
@@ -301,8 +301,13 @@ def test_options_arrive_where_the_library_reads_them():
 
     for algorithm, form in nvcomp._FORMATS.items():
         words = (7, *form.decode_words[1:])
-        status = nvcomp._entry(form.symbol, "DecompressGetTempSize")(
-            1, 100, nvcomp._Options.from_buffer_copy(nvcomp._pack(words)), ctypes.byref(ctypes.c_size_t()), 100, None
+        status = nvcomp_library.entry_point(form.symbol, "DecompressGetTempSize")(
+            1,
+            100,
+            nvcomp_library.Options.from_buffer_copy(nvcomp_library.pack_options(words)),
+            ctypes.byref(ctypes.c_size_t()),
+            100,
+            None,
         )
         assert status in (10, 11), algorithm
 

@@ -20,11 +20,18 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from xgpuzarr.errors import MissingDependencyError, UnsupportedError, XGpuZarrError
+from xgpuzarr.decoders.nvcomp_library import (
+    OPTIONS_NBYTES,
+    Options,
+    check,
+    entry_point,
+    library_version,
+    pack_options,
+    status_text,
+)
+from xgpuzarr.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import cupy
 
 __all__ = [
@@ -43,8 +50,6 @@ __all__ = [
     "temp_nbytes",
 ]
 
-_INSTALL = "pip install 'xgpuzarr[cu13]' for CUDA 13, or 'xgpuzarr[cu12]' for CUDA 12"
-_OPTIONS_NBYTES = 64
 _NOT_RUN = -1  # what a status is until nvCOMP writes it; 0 would read as success
 
 # nvcompDecompressBackend_t. The CUDA kernels always, never "default": then a call stays asynchronous and means the same
@@ -128,18 +133,8 @@ ALGORITHMS: frozenset[str] = frozenset(_FORMATS)
 """What nvCOMP decodes and encodes, by the names used here."""
 
 
-class _Options(ctypes.Structure):
-    """Any of nvCOMP's option structs: all are 64 bytes and passed by value."""
-
-    _fields_ = [("bytes", ctypes.c_uint64 * (_OPTIONS_NBYTES // 8))]
-
-
 class _Alignment(ctypes.Structure):
     _fields_ = [("input", ctypes.c_size_t), ("output", ctypes.c_size_t), ("temp", ctypes.c_size_t)]
-
-
-class _Properties(ctypes.Structure):
-    _fields_ = [("version", ctypes.c_uint32), ("cudart_version", ctypes.c_uint32)]
 
 
 def decompress_batch(
@@ -200,7 +195,7 @@ def decompress_batch(
         statuses = cupy.full(n, _NOT_RUN, dtype=cupy.int32)
         scratch = cupy.empty(max(scratch_nbytes, 1), dtype=cupy.uint8)
         if n:
-            status = _entry(form.symbol, "DecompressAsync")(
+            status = entry_point(form.symbol, "DecompressAsync")(
                 src_ptrs.data.ptr,
                 src_nbytes.data.ptr,
                 dst_nbytes.data.ptr,
@@ -213,7 +208,7 @@ def decompress_batch(
                 statuses.data.ptr,
                 stream.ptr,
             )
-            _check(status, f"decoding {n} chunks of {algorithm}")
+            check(status, f"decoding {n} chunks of {algorithm}")
     return actual_nbytes, statuses
 
 
@@ -267,12 +262,12 @@ def compress_batch(
         statuses = cupy.full(n, _NOT_RUN, dtype=cupy.int32)
         if n:
             needed = ctypes.c_size_t()
-            status = _entry(form.symbol, "CompressGetTempSize")(
+            status = entry_point(form.symbol, "CompressGetTempSize")(
                 n, max_chunk_nbytes, struct, ctypes.byref(needed), total_nbytes, stream.ptr
             )
-            _check(status, f"sizing the scratch of {algorithm}")
+            check(status, f"sizing the scratch of {algorithm}")
             scratch = cupy.empty(max(needed.value, 1), dtype=cupy.uint8)
-            status = _entry(form.symbol, "CompressAsync")(
+            status = entry_point(form.symbol, "CompressAsync")(
                 src_ptrs.data.ptr,
                 src_nbytes.data.ptr,
                 max_chunk_nbytes,
@@ -285,7 +280,7 @@ def compress_batch(
                 statuses.data.ptr,
                 stream.ptr,
             )
-            _check(status, f"encoding {n} chunks of {algorithm}")
+            check(status, f"encoding {n} chunks of {algorithm}")
     return encoded_nbytes, statuses
 
 
@@ -308,10 +303,10 @@ def decompressed_nbytes(
     with stream:
         nbytes = cupy.zeros(n, dtype=cupy.uint64)
         if n:
-            status = _entry(form.symbol, "GetDecompressSizeAsync")(
+            status = entry_point(form.symbol, "GetDecompressSizeAsync")(
                 src_ptrs.data.ptr, src_nbytes.data.ptr, nbytes.data.ptr, n, stream.ptr
             )
-            _check(status, f"reading the sizes of {n} chunks of {algorithm}")
+            check(status, f"reading the sizes of {n} chunks of {algorithm}")
     return nbytes
 
 
@@ -322,10 +317,10 @@ def temp_nbytes(algorithm: str, n: int, max_chunk_nbytes: int, total_nbytes: int
     """
     form = _format(algorithm)
     needed = ctypes.c_size_t()
-    status = _entry(form.symbol, "DecompressGetTempSize")(
+    status = entry_point(form.symbol, "DecompressGetTempSize")(
         n, max_chunk_nbytes, _decode_options(form), ctypes.byref(needed), total_nbytes, None
     )
-    _check(status, f"sizing the scratch of {n} chunks of {algorithm}, largest {max_chunk_nbytes} bytes")
+    check(status, f"sizing the scratch of {n} chunks of {algorithm}, largest {max_chunk_nbytes} bytes")
     return needed.value
 
 
@@ -333,9 +328,9 @@ def max_encoded_nbytes(algorithm: str, chunk_nbytes: int, options: bytes | None 
     """Room that the encoded form of a chunk of `chunk_nbytes` bytes needs at most, in bytes. Needs no GPU."""
     struct = _encode_struct(algorithm, options)
     needed = ctypes.c_size_t()
-    entry = _entry(_format(algorithm).symbol, "CompressGetMaxOutputChunkSize")
+    entry = entry_point(_format(algorithm).symbol, "CompressGetMaxOutputChunkSize")
     status = entry(chunk_nbytes, struct, ctypes.byref(needed))
-    _check(status, f"sizing the output of {algorithm}")
+    check(status, f"sizing the output of {algorithm}")
     return needed.value
 
 
@@ -349,8 +344,9 @@ def decode_alignment(algorithm: str) -> Alignment:
     """Return what `decompress_batch` asks of addresses, in bytes. Needs no GPU."""
     form = _format(algorithm)
     result = _Alignment()
-    _check(
-        _entry(form.symbol, "DecompressGetRequiredAlignments")(_decode_options(form), ctypes.byref(result)), algorithm
+    check(
+        entry_point(form.symbol, "DecompressGetRequiredAlignments")(_decode_options(form), ctypes.byref(result)),
+        algorithm,
     )
     return Alignment(max(result.input, form.frame_alignment), result.output, result.temp)
 
@@ -360,8 +356,8 @@ def encode_alignment(algorithm: str, options: bytes | None = None) -> Alignment:
     """Return what `compress_batch` asks of addresses, in bytes. Needs no GPU."""
     form = _format(algorithm)
     result = _Alignment()
-    entry = _entry(form.symbol, "CompressGetRequiredAlignments")
-    _check(entry(_encode_struct(algorithm, options), ctypes.byref(result)), algorithm)
+    entry = entry_point(form.symbol, "CompressGetRequiredAlignments")
+    check(entry(_encode_struct(algorithm, options), ctypes.byref(result)), algorithm)
     return Alignment(result.input, max(result.output, form.frame_alignment), result.temp)
 
 
@@ -397,74 +393,7 @@ def encode_options(algorithm: str, *, data_type: str = "uint8", level: int | Non
         case "cascaded":
             # common_opts: type, asymmetric mode, bit packing, no coarse encoding; then all fine encodings and the level
             words = (type_code, 1, 1, 0, 0, 0, 7, 0, 3 if level is None else level)
-    return _pack(words)
-
-
-def status_text(status: int) -> str:
-    """Return what nvCOMP says of a status, with its number."""
-    text = _library().nvcompGetStatusString(status)
-    return f"{text.decode() if text else 'unknown status'} (nvCOMP status {status})"
-
-
-@functools.cache
-def library_version() -> tuple[int, int, int]:
-    """Version of the nvCOMP library in use. Needs no GPU.
-
-    Raises
-    ------
-    MissingDependencyError
-        nvCOMP is absent, or its major version is not 6.
-    """
-    return _version(_library())
-
-
-def _version(library: ctypes.CDLL) -> tuple[int, int, int]:
-    properties = _Properties()
-    library.nvcompGetProperties(ctypes.byref(properties))
-    # nvcomp/version.h: major * 1000 + minor * 100 + patch
-    return properties.version // 1000, properties.version % 1000 // 100, properties.version % 100
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    try:
-        from nvidia import libnvcomp
-    except ImportError as error:
-        raise MissingDependencyError(f"nvCOMP 6 is needed to decode on the device: {_INSTALL}") from error
-    library: ctypes.CDLL | None = libnvcomp.load_library()
-    if library is None:
-        raise MissingDependencyError(f"the nvCOMP package is installed, its library does not load: {_INSTALL}")
-    version = _version(library)
-    if version[0] != 6:
-        # Entry points were renamed at 6.0, and option structs may change at the next major version.
-        found = ".".join(str(part) for part in version)
-        raise MissingDependencyError(f"nvCOMP 6 is needed to decode on the device, got {found}: {_INSTALL}")
-    library.nvcompGetStatusString.argtypes = [ctypes.c_int]
-    library.nvcompGetStatusString.restype = ctypes.c_char_p
-    return library
-
-
-# Argument types of nvcompBatched<Algorithm><call>; p stands for a pointer or a stream, n for a size_t, o for options.
-_SIGNATURES = {
-    "CompressAsync": "ppnnpnppopp",
-    "CompressGetMaxOutputChunkSize": "nop",
-    "CompressGetRequiredAlignments": "op",
-    "CompressGetTempSize": "nnopnp",
-    "DecompressAsync": "ppppnpnpopp",
-    "DecompressGetRequiredAlignments": "op",
-    "DecompressGetTempSize": "nnopnp",
-    "GetDecompressSizeAsync": "pppnp",
-}
-_C_TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_size_t, "o": _Options}
-
-
-@functools.cache
-def _entry(symbol: str, call: str) -> Callable[..., int]:
-    """Return the entry point with its argument types set: without them ctypes would cut 64-bit addresses to int."""
-    entry: Callable[..., int] = ctypes.CFUNCTYPE(ctypes.c_int, *(_C_TYPES[c] for c in _SIGNATURES[call]))(
-        (f"nvcompBatched{symbol}{call}", _library())
-    )
-    return entry
+    return pack_options(words)
 
 
 def _format(algorithm: str) -> _Format:
@@ -484,21 +413,12 @@ def _batch_size(*columns: cupy.ndarray) -> int:
     return int(n)
 
 
-def _pack(words: tuple[int, ...]) -> bytes:
-    return b"".join(word.to_bytes(4, "little") for word in words).ljust(_OPTIONS_NBYTES, b"\0")
+def _decode_options(form: _Format) -> Options:
+    return Options.from_buffer_copy(pack_options(form.decode_words))
 
 
-def _decode_options(form: _Format) -> _Options:
-    return _Options.from_buffer_copy(_pack(form.decode_words))
-
-
-def _encode_struct(algorithm: str, options: bytes | None) -> _Options:
+def _encode_struct(algorithm: str, options: bytes | None) -> Options:
     packed = encode_options(algorithm) if options is None else options
-    if len(packed) != _OPTIONS_NBYTES:
-        raise ValueError(f"{algorithm}: options must have {_OPTIONS_NBYTES} bytes, got {len(packed)}")
-    return _Options.from_buffer_copy(packed)
-
-
-def _check(status: int, doing: str) -> None:
-    if status:
-        raise XGpuZarrError(f"{doing} failed: {status_text(status)}")
+    if len(packed) != OPTIONS_NBYTES:
+        raise ValueError(f"{algorithm}: options must have {OPTIONS_NBYTES} bytes, got {len(packed)}")
+    return Options.from_buffer_copy(packed)

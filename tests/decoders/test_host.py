@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.zstd_writer import skippable_frame, zstd_frame
 from xgpuzarr.decoders.host import decode_into
+from xgpuzarr.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +98,13 @@ def test_what_follows_a_zlib_stream() -> None:
 def test_a_small_stream_of_much_content_stops_at_the_size_of_a_chunk() -> None:
     bomb = zlib.compress(bytes(50_000_000), 9)
     assert decode("zlib", bomb, 1000)[0] == "deflate stream makes more than the 1000 bytes that the chunk shape needs"
+
+
+def test_snappy_in_blosc_is_no_corruption_but_needs_another_c_blosc() -> None:
+    encoded = bytearray(ENCODE["blosc"](CONTENT))
+    encoded[2] = encoded[2] & 0x1F | 2 << 5
+    with pytest.raises(UnsupportedError, match="compressed with snappy"):
+        decode("blosc", bytes(encoded))
 
 
 def test_a_blosc_header_that_lies_about_its_length() -> None:

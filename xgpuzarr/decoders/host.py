@@ -23,7 +23,7 @@ from zarr.registry import get_pipeline_class
 from xgpuzarr.decoders.checksums import check_on_host
 from xgpuzarr.decoders.filters import refusal, undo
 from xgpuzarr.errors import UnsupportedError
-from xgpuzarr.plan.blosc_header import HEADER_NBYTES, check_chunk, describe
+from xgpuzarr.plan.blosc_header import HEADER_NBYTES, BloscHeader, check_chunk, describe
 from xgpuzarr.plan.codec_facts import CHECKSUMS, DEVICE_ONLY
 from xgpuzarr.plan.zstd import zstd_content_nbytes
 
@@ -173,6 +173,11 @@ def _decode_blosc(encoded: memoryview, out: NDArray[np.uint8]) -> str:
     problem = check_chunk(encoded, out.nbytes)  # c-blosc trusts the header and the offsets, and reads where they point
     if problem:
         return describe(problem, bytes(encoded[:HEADER_NBYTES]), nbytes=len(encoded), expected_nbytes=out.nbytes)
+    if BloscHeader.parse(encoded).is_snappy and "snappy" not in blosc.list_compressors():
+        raise UnsupportedError(
+            "a Blosc chunk is compressed with snappy, which the c-blosc of numcodecs is built without; read the array on a "
+            "GPU, with device='cuda'"
+        )
     return _run(blosc.decompress, "blosc", encoded, out)
 
 

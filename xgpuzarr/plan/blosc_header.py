@@ -92,6 +92,11 @@ class BloscHeader:
         return self.flags >> 5
 
     @property
+    def is_snappy(self) -> bool:
+        """True if a compressor is at work, and it is Snappy."""
+        return self.codec == _SNAPPY and not self.is_memcpyed
+
+    @property
     def is_memcpyed(self) -> bool:
         """True if the chunk is the header and the plain bytes."""
         return bool(self.flags & _MEMCPYED)

@@ -12,7 +12,9 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
+from zarr.abc.store import SuffixByteRequest
 from zarr.codecs import ZstdCodec
+from zarr.storage import MemoryStore
 
 import xgpuzarr
 from xgpuzarr.errors import ChunkReadError, CorruptChunkError, MetadataError, UnsupportedError
@@ -100,6 +102,33 @@ def test_permission_denied(store: Path, monkeypatch: pytest.MonkeyPatch) -> None
     key = re.escape(str(chunk.relative_to(store)))
     with pytest.raises(ChunkReadError, match=f"{key}.*Permission denied; check the permissions"):
         read(store, "cpu")
+
+
+def test_a_reader_s_error_names_array_chunk_and_key(store: Path) -> None:
+    chunk = first_object(store)
+    chunk.unlink()
+    chunk.symlink_to("elsewhere")
+    is_sharded = any("sharding" in file.read_text() for file in (store / "t").glob("zarr.json"))
+    place = "shard index" if is_sharded else r"chunk \(0, 0\)"
+    key = re.escape(str(chunk.relative_to(store)))
+    with pytest.raises(ChunkReadError, match=f"^array 't', {place}: store .*, key '{key}': a link to 'elsewhere'"):
+        read(store, "cpu")
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_a_request_s_error_names_array_chunk_and_key(is_sharded: bool) -> None:
+    class Failing(MemoryStore):
+        async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
+            if key == "t/c/1/0" and not isinstance(args[1], SuffixByteRequest):
+                raise PermissionError("no")
+            return await super().get(key, *args, **kwargs)
+
+    group = zarr.open_group(failing := Failing(), mode="w")
+    shards = (32, 32) if is_sharded else None
+    group.create_array("t", shape=VALUES.shape, chunks=(16, 16), shards=shards, dtype="f4")[:] = VALUES
+    chunk = r"\(2, 0\)" if is_sharded else r"\(1, 0\)"
+    with pytest.raises(ChunkReadError, match=rf"^array 't', chunk {chunk}: store 'memory.*, key 't/c/1/0' \(.*: no$"):
+        xgpuzarr.open_array(failing, path="t", device="cpu")[:]
 
 
 def test_missing_object_is_the_fill_value(store: Path, device: str) -> None:

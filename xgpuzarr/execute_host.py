@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xgpuzarr.diagnostics import ReadReport, emit
+from xgpuzarr.errors import ChunkReadError, CorruptChunkError
 from xgpuzarr.host_tasks import HostTasks
 from xgpuzarr.plan.group_chunks import SliceChunks
 from xgpuzarr.plan.selection import AxisSlice
@@ -100,7 +101,10 @@ class _HostRead(HostTasks):
         straight = rows[self.slab[rows] >= 0]
         for row, key in zip(straight.tolist(), self.plan.keys(self.plan.object_row[straight]), strict=True):
             place = self._slab(row)
-            object_nbytes = reader.read_into(key, memoryview(place))
+            try:
+                object_nbytes = reader.read_into(key, memoryview(place))
+            except (ChunkReadError, CorruptChunkError) as error:
+                raise self.named(row, error) from error
             if object_nbytes == MISSING:
                 self.fill(row)
                 continue

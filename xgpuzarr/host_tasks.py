@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from xgpuzarr.decoders.host import decode_chunk
-from xgpuzarr.errors import CorruptChunkError, UnsupportedError
+from xgpuzarr.errors import ChunkReadError, CorruptChunkError, UnsupportedError
 from xgpuzarr.locate import locate
 from xgpuzarr.plan.byte_ranges import ByteRanges, Spans, coalesce
 from xgpuzarr.plan.codec_facts import DEVICE_ONLY
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from xgpuzarr.execute import Source
     from xgpuzarr.plan.read_plan import ReadPlan
+    from xgpuzarr.readers.protocol import ReadError
 
 __all__ = ["HostTasks"]
 
@@ -110,8 +111,11 @@ class HostTasks(ABC):
 
     def objects(self, rows: NDArray[np.int64]) -> None:
         """Chunks that are objects of their own."""
-        wanted = [ObjectRead(key, ((0, WHOLE),)) for key in self.plan.keys(self.plan.object_row[rows])]
-        for row, parts in zip(rows.tolist(), self.source.reader.read(wanted), strict=True):
+        for row, key in zip(rows.tolist(), self.plan.keys(self.plan.object_row[rows]), strict=True):
+            try:
+                (parts,) = self.source.reader.read([ObjectRead(key, ((0, WHOLE),))])
+            except (ChunkReadError, CorruptChunkError) as error:
+                raise self.named(row, error) from error
             if parts is None:
                 self.fill(row)
             else:
@@ -129,7 +133,10 @@ class HostTasks(ABC):
         number = int(part.object_row[0])
         key = self.plan.keys(slice(number, number + 1))[0]
         span_ranges = tuple(zip(spans.offset.tolist(), spans.nbytes.tolist(), strict=True))
-        (parts,) = self.source.reader.read([ObjectRead(key, span_ranges)])
+        try:
+            (parts,) = self.source.reader.read([ObjectRead(key, span_ranges)])
+        except (ChunkReadError, CorruptChunkError) as error:
+            raise self.named(int(present[0]), error) from error
         if parts is None:
             raise self._vanished(int(present[0]))
         columns = (present, spans.chunk_span, spans.chunk_offset, part.nbytes, part.offset)
@@ -155,7 +162,10 @@ class HostTasks(ABC):
                 for start in range(0, len(chunks), n_a_task)
             ]
 
-        reader.read_each(wanted, take, executor(options.threads), item_nbytes=nbytes)
+        def failed(chunks: list[_Chunk], error: ReadError) -> ReadError:
+            return self.named(chunks[0].row, error)
+
+        reader.read_each(wanted, take, failed, executor(options.threads), item_nbytes=nbytes)
 
     def _object_requests(self, rows: NDArray[np.int64]) -> Iterator[tuple[ObjectRead, list[_Chunk]]]:
         """A request for each chunk that is an object of its own."""
@@ -207,6 +217,11 @@ class HostTasks(ABC):
         problem = decode_chunk(self.chain, encoded, out)
         if problem:
             raise self.corrupt(row, problem, offset, len(encoded))
+
+    def named(self, row: int, error: ReadError) -> ReadError:
+        """Make the error of a chunk, or of the first of some that are read together, out of a reader's."""
+        coords = tuple(self.plan.chunk_coords[row].tolist())
+        return type(error)(f"array {self.plan.layout.path!r}, chunk {coords}: {error}")
 
     def corrupt(
         self, row: int, problem: str, offset: int | None = None, nbytes: int | None = None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from xgpuzarr.plan.layout import ShardLevel
     from xgpuzarr.plan.read_plan import ReadPlan
-    from xgpuzarr.readers.protocol import Reader
+    from xgpuzarr.readers.protocol import Reader, ReadError
 
     type Map = Callable[[Callable[[int], None], Iterable[int]], None]
 
@@ -99,7 +99,7 @@ def _locate_block(
     """Byte ranges of the chunks at `rows`, which are in the objects from row `start` on."""
     in_object = plan.object_row[rows] - start
     keys = plan.keys(slice(start, start + int(in_object[-1]) + 1))
-    shards = _Shards(np.arange(len(keys)), np.zeros(len(keys), np.int64), _object_nbytes(reader, keys, run_all))
+    shards = _Shards(np.arange(len(keys)), np.zeros(len(keys), np.int64), _object_nbytes(plan, reader, keys, run_all))
     in_shard = in_object
     for depth, level in enumerate(plan.layout.shard_levels):
         entries = plan.level_index[rows, depth]
@@ -117,13 +117,15 @@ def _locate_block(
     return chunk_offset, chunk_nbytes
 
 
-def _object_nbytes(reader: Reader, keys: list[str], run_all: Map) -> NDArray[np.int64]:
+def _object_nbytes(plan: ReadPlan, reader: Reader, keys: list[str], run_all: Map) -> NDArray[np.int64]:
     nbytes = np.empty(len(keys), np.int64)
 
     def look(start: int) -> None:
-        for number in range(start, min(start + OBJECTS_A_TASK, len(keys))):
-            size = reader.object_nbytes(keys[number])
-            nbytes[number] = UNKNOWN_NBYTES if size is None else size
+        try:
+            sizes = [reader.object_nbytes(key) for key in keys[start : start + OBJECTS_A_TASK]]
+        except ChunkReadError as error:
+            raise _named(plan, error) from error
+        nbytes[start : start + len(sizes)] = [UNKNOWN_NBYTES if size is None else size for size in sizes]
 
     run_all(look, range(0, len(keys), OBJECTS_A_TASK))
     return nbytes
@@ -161,7 +163,10 @@ def _read_entries(
             places = [_index_place(level, int(shards.start[s]), int(shards.nbytes[s]), label) for s in present]
             if places:
                 wanted.append((label, present, ObjectRead(keys[number], tuple(places), n_after)))
-        found = reader.read([item for *_, item in wanted])
+        try:
+            found = reader.read([item for *_, item in wanted])
+        except (ChunkReadError, CorruptChunkError) as error:
+            raise _named(plan, error) from error
         for (label, present, _), raws in zip(wanted, found, strict=True):
             if raws is None and shards.nbytes[present[0]] != UNKNOWN_NBYTES:
                 raise ChunkReadError(f"{label}: the shard vanished while it was being read")
@@ -177,6 +182,11 @@ def _read_entries(
 
     run_all(read_objects, range(0, len(keys), n_at_once))
     return offset, nbytes
+
+
+def _named(plan: ReadPlan, error: ReadError) -> ReadError:
+    """Name the array too, in the error of a reader, which knows store and key."""
+    return type(error)(f"array {plan.layout.path!r}, shard index: {error}")
 
 
 def _grouped(owner: NDArray[np.int64], n_owners: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

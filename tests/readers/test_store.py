@@ -63,7 +63,13 @@ def read_each(
     reader: StoreReader, numbers: range, pool: ThreadPoolExecutor, call: Callable[[int, Any], None], nbytes: int = 10
 ) -> None:
     wanted = zip(whole(*numbers), numbers, strict=True)
-    reader.read_each(wanted, lambda number, parts: [partial(call, number, parts)], pool, item_nbytes=nbytes)
+    reader.read_each(
+        wanted,
+        lambda number, parts: [partial(call, number, parts)],
+        lambda number, error: type(error)(f"item {number}: {error}"),
+        pool,
+        item_nbytes=nbytes,
+    )
 
 
 def test_ranges_of_objects() -> None:
@@ -136,6 +142,13 @@ def test_an_error_of_a_call_ends_the_read_and_no_call_runs_on(pool: ThreadPoolEx
         read_each(StoreReader(store, ReadOptions(concurrency=4)), range(40), pool, call)
     assert sorted(running) == sorted(ended)
     assert len(store.asked) < 40
+
+
+def test_an_error_of_a_request_is_named_by_the_caller(pool: ThreadPoolExecutor) -> None:
+    store = FakeStore()
+    store.errors = {"9": [PermissionError("no")]}
+    with pytest.raises(ChunkReadError, match=r"^item 9: store .*, key '9' \(whole object\): no$"):
+        read_each(StoreReader(store, ReadOptions(concurrency=4)), range(40), pool, lambda *_: None)
 
 
 def read_ahead(store: FakeStore, batches: list[range], nbytes: int = 10) -> Generator[list[Any]]:

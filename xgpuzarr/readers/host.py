@@ -5,6 +5,7 @@ Plain `preadv` on the calling thread: the page cache or the disk sets the speed,
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import TYPE_CHECKING
@@ -23,6 +24,16 @@ __all__ = ["LocalReader"]
 MAX_PREAD_NBYTES = 1 << 30  # Linux reads at most 2 GiB - 4 KiB at once
 # without O_NONBLOCK a named pipe in place of a chunk would hang the read
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+
+_WAYS_OUT = {
+    errno.EACCES: "check the permissions of the store",
+    errno.EPERM: "check the permissions of the store",
+    errno.ELOOP: "a link leads back to itself",
+    errno.ENOTDIR: "a file is in place of a folder; the store is damaged",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EIO: "check the disk, or the connection to the file server",
+    errno.ESTALE: "the file server has replaced the store; open it again",
+}
 
 
 class LocalReader:
@@ -57,6 +68,7 @@ class LocalReader:
         try:
             fd = os.open(self.path(key), _OPEN_FLAGS)
         except FileNotFoundError:
+            self._check_links(key)
             return MISSING
         except OSError as error:
             raise self._error(key, 0, WHOLE, error) from error
@@ -72,6 +84,7 @@ class LocalReader:
         try:
             status = os.stat(self.path(key))  # noqa: PTH116  # called for each object
         except FileNotFoundError:
+            self._check_links(key)
             return MISSING
         except OSError as error:
             raise self._error(key, 0, WHOLE, error) from error
@@ -83,6 +96,7 @@ class LocalReader:
         try:
             fd = os.open(self.path(wanted.key), _OPEN_FLAGS)
         except FileNotFoundError:
+            self._check_links(wanted.key)
             return None
         except OSError as error:
             raise self._error(wanted.key, *wanted.ranges[0], error) from error
@@ -124,6 +138,22 @@ class LocalReader:
                 )
             done += got
 
+    def _check_links(self, key: str) -> None:
+        """Tell an object that does not exist from one behind a link that leads nowhere, such as git-annex leaves."""
+        while key:
+            path = self.path(key)
+            try:
+                is_link = stat.S_ISLNK(os.lstat(path).st_mode)
+            except FileNotFoundError:
+                key = key.rpartition("/")[0]  # the folder it would be in
+                continue
+            if is_link and not os.path.exists(path):  # noqa: PTH110
+                raise ChunkReadError(
+                    f"store {self.store_name!r}, key {key!r}: a link to {os.readlink(path)!r}, which does not exist; "  # noqa: PTH115
+                    "fetch or mount what it leads to"
+                )
+            return
+
     def _not_a_file(self, key: str) -> ChunkReadError:
         return ChunkReadError(
             f"store {self.store_name!r}, key {key!r}: a stored object must be a file, found a directory or device "
@@ -132,7 +162,8 @@ class LocalReader:
 
     def _error(self, key: str, offset: int, nbytes: int, error: OSError) -> ChunkReadError:
         span = "whole object" if nbytes == WHOLE else f"bytes {offset}:{offset + nbytes}"
+        way_out = _WAYS_OUT.get(error.errno or 0)
         return ChunkReadError(
-            f"store {self.store_name!r}, key {key!r} ({span}): {error.strerror or error}; "
-            "check the permissions of the store"
+            f"store {self.store_name!r}, key {key!r} ({span}): {error.strerror or error}"
+            + (f"; {way_out}" if way_out else "")
         )

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from xgpuzarr.errors import ChunkReadError, CorruptChunkError
+
+    type ReadError = ChunkReadError | CorruptChunkError
+
 __all__ = ["MISSING", "WHOLE", "ObjectRead", "Reader"]
 
 WHOLE = -1

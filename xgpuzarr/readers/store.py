@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer
 
     from xgpuzarr.options import ReadOptions
+    from xgpuzarr.readers.protocol import ReadError
 
     type Parts = list[memoryview] | None
 
@@ -80,6 +81,7 @@ class StoreReader:
         self,
         wanted: Iterable[tuple[ObjectRead, T]],
         take: Callable[[T, Parts], Sequence[Callable[[], None]]],
+        failed: Callable[[T, ReadError], ReadError],
         executor: Executor,
         *,
         item_nbytes: int,
@@ -93,6 +95,8 @@ class StoreReader:
         take
             Called in the order of arrival, on the event loop, with what `read` would give for an item. It returns at
             once, with calls that do the work.
+        failed
+            Makes the error of an item out of one that `read` would raise, which names store and key only.
         executor
             Makes these calls.
         item_nbytes
@@ -101,13 +105,16 @@ class StoreReader:
         Raises
         ------
         ChunkReadError, CorruptChunkError
-            As `read`; and whatever a call raises. No call is running any more when this returns or raises.
+            What `failed` makes; and whatever a call raises. No call is running any more when this returns or raises.
         """
         running: set[Future[None]] = set()
         is_over = False
 
         async def work(wanted: ObjectRead, item: T) -> None:
-            parts = await self._read_object(wanted)
+            try:
+                parts = await self._read_object(wanted)
+            except (ChunkReadError, CorruptChunkError) as error:
+                raise failed(item, error) from error
             if is_over:
                 return
             calls = [executor.submit(call) for call in take(item, parts)]

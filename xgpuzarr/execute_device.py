@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from contextlib import ExitStack
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -154,7 +155,7 @@ class _DeviceRead:
             return locate(plan, self.reader, lambda call, numbers: run_all(call, numbers, options.threads))
         if not isinstance(self.reader, LocalReader):
             return None
-        keys, reader = plan.keys(), self.reader
+        keys, reader = self._object_keys, self.reader
         nbytes = np.empty(len(keys), np.int64)
 
         def look(start: int) -> None:
@@ -303,7 +304,12 @@ class _DeviceRead:
     def _keys(self, object_rows: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
         """Keys of some ascending object rows, each once, and for each row the index of its key."""
         unique, index = np.unique(object_rows, return_inverse=True)
-        return self.plan.keys(unique), index
+        return [self._object_keys[row] for row in unique.tolist()], index
+
+    @cached_property
+    def _object_keys(self) -> list[str]:
+        """Keys of all objects, made once: of a file for sizes and bytes."""
+        return self.plan.keys()
 
     def _fill(self, rows: NDArray[np.int64]) -> None:
         if not len(rows):

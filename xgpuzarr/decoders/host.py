@@ -175,8 +175,8 @@ def _decode_blosc(encoded: memoryview, out: NDArray[np.uint8]) -> str:
         return describe(problem, bytes(encoded[:HEADER_NBYTES]), nbytes=len(encoded), expected_nbytes=out.nbytes)
     if BloscHeader.parse(encoded).is_snappy and "snappy" not in blosc.list_compressors():
         raise UnsupportedError(
-            "a Blosc chunk is compressed with snappy, which the c-blosc of numcodecs is built without; read the array on "
-            "a GPU, with device='cuda'"
+            "a Blosc chunk is compressed with snappy, which the c-blosc of numcodecs is built without; read the array "
+            "on a GPU, with device='cuda'"
         )
     return _run(blosc.decompress, "blosc", encoded, out)
 

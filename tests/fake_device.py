@@ -18,6 +18,7 @@ from xarray.namedarray import pycompat
 
 import xgpuzarr.array
 import xgpuzarr.dask_arrays
+import xgpuzarr.device_variable
 from xgpuzarr.execute import read_host
 
 WRAPPED_METHODS = (
@@ -123,6 +124,7 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
     cupy = fake_cupy()
     known_to_xarray = SimpleNamespace(type=(FakeDeviceArray,), available=True)
     monkeypatch.setattr(xgpuzarr.array, "read", read)
+    monkeypatch.setattr(xgpuzarr.device_variable, "device_problem", lambda: "")
     monkeypatch.setattr(xgpuzarr.dask_arrays, "_cupy", lambda: cupy)
     monkeypatch.setitem(pycompat._cached_duck_array_modules, "cupy", known_to_xarray)
     monkeypatch.setitem(sys.modules, "cupy", cupy)

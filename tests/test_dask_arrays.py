@@ -110,6 +110,9 @@ def test_chunks(store, chunks, expected):
         ("8 MiB", "chunks must be 'auto', an int, a tuple or a dict of axes, got '8 MiB'"),
         ({"time": 4}, r"chunks names axes \['time'\], but the array has axes 0 to 2"),
         ((4, 20), "chunks has 2 lengths, but the array has 3 axes"),
+        (0, "chunks must be lengths above 0, or -1 for a whole axis, got 0 for axis 0"),
+        ({1: 0}, "chunks must be lengths above 0, or -1 for a whole axis, got 0 for axis 1"),
+        ((4, 20, -2), "chunks must be lengths above 0, or -1 for a whole axis, got -2 for axis 2"),
     ],
 )
 def test_chunks_that_make_no_sense(store, chunks, message):

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 import math
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,12 +15,14 @@ from zarr.storage import LocalStore
 from xgpuzarr.errors import MissingDependencyError, UnsupportedError, XGpuZarrError
 from xgpuzarr.execute import Source, decide_route, read, read_by_zarr
 from xgpuzarr.opening import open_zarr_array, reopen_zarr_array
-from xgpuzarr.options import ReadOptions
+from xgpuzarr.options import ReadOptions, checked_options
+from xgpuzarr.plan.cost import Decision
 from xgpuzarr.plan.layout import ArrayLayout, layout_of
 from xgpuzarr.plan.read_plan import ReadPlan, plan_read
 from xgpuzarr.plan.selection import Selection, parse_numpy, parse_outer, parse_vectorized
 from xgpuzarr.store_token import store_token
-from xgpuzarr.system import device_problem
+from xgpuzarr.system import device_problem, probe
+from xgpuzarr.warning import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -79,8 +80,9 @@ def open_array(
     >>> t2m = xgpuzarr.open_array("era5.zarr", path="t2m")  # doctest: +SKIP
     >>> t2m[0, ::2, 100:200]  # doctest: +SKIP
     """
+    options = checked_options(options)
     opened = open_zarr_array(store, path=path, zarr_format=zarr_format, storage_options=storage_options)
-    return ZarrArray(opened, device=resolve_device(device), options=options or ReadOptions())
+    return ZarrArray(opened, device=resolve_device(device), options=options)
 
 
 class ZarrArray:
@@ -221,7 +223,8 @@ class ZarrArray:
         if self.layout is None:
             raise UnsupportedError(f"array {self.name!r}: no plan, {self.reason}")
         plan = plan_read(self.layout, parse_numpy(key, self.shape))
-        return replace(plan, decision=decide_route(plan, self._options))
+        on_host = Decision("host", self.reason)
+        return replace(plan, decision=decide_route(plan, self._options) if self._on_device else on_host)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         if self.device == "cuda":
@@ -251,12 +254,12 @@ class ZarrArray:
         source = Source(self._opened.array, self.layout, self._options)
         try:
             return selection.finish(read(plan, source, on_device=self._on_device))
-        except ModuleNotFoundError as error:
-            if (error.name or "").split(".")[0] not in ("cupy", "kvikio", "nvidia"):
+        except (ImportError, RuntimeError) as error:  # of CuPy: it is not installed, or finds no driver
+            if isinstance(error, XGpuZarrError) or not self._on_device or not device_problem():
                 raise
             raise MissingDependencyError(
-                f"{error}: pip install 'xgpuzarr[cu13]' for CUDA 13 or 'xgpuzarr[cu12]' for CUDA 12, or open the array "
-                "with device='cpu'"
+                f"array {self.name!r} is to be read on the device, and this process cannot: "
+                f"{'; '.join(probe().problems)}; or open it with device='cpu'"
             ) from error
 
     # A handle travels in every dask task: a place and a digest, never metadata or attributes. Unpickling opens nothing,
@@ -352,7 +355,7 @@ def resolve_device(device: Device) -> str:
 
 @functools.cache
 def _warn_once(problem: str) -> None:
-    warnings.warn(f"reading into host memory: {problem}; pass device='cpu' to silence this", stacklevel=4)
+    warn(f"reading into host memory: {problem}; pass device='cpu' to silence this")
 
 
 class _Indexer:

@@ -16,18 +16,17 @@ import functools
 import os
 import socket
 import sys
-import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from xgpuzarr.array import open_array
 from xgpuzarr.errors import ChunkReadError, MissingDependencyError, UnsupportedError
-from xgpuzarr.options import ReadOptions
+from xgpuzarr.options import ReadOptions, checked_options
 from xgpuzarr.plan.blocks import aligned_length, block_shape, first_cut
 from xgpuzarr.system import block_bytes, device_problem
+from xgpuzarr.warning import warn
 
 try:
     import dask.array
@@ -120,7 +119,7 @@ def from_zarr(
     >>> t2m = xgpuzarr.from_zarr("era5.zarr", "t2m")  # doctest: +SKIP
     >>> t2m[:, 100:200].mean(axis=0).compute()  # doctest: +SKIP
     """
-    options = options or ReadOptions()
+    options = checked_options(options)
     array = open_array(
         store, path=path, device=device, options=options, zarr_format=zarr_format, storage_options=storage_options
     )
@@ -232,18 +231,10 @@ def warn_of_cuts(layout: ArrayLayout, chunks: Lengths, axes: Sequence[Any], defa
             cost = "the index of each one cut is read for every block that has part of it"
         if cut is not None:
             better = aligned_length(max(lengths), unit, n)
-            warnings.warn(
+            warn(
                 f"blocks cut {what} along {axes[axis]!r}, first at index {cut}; {cost}. "
-                f"Use a multiple of {unit}, such as chunks={{{axes[axis]!r}: {better}}}",
-                stacklevel=2,
-                skip_file_prefixes=_packages_between(),
+                f"Use a multiple of {unit}, such as chunks={{{axes[axis]!r}: {better}}}"
             )
-
-
-def _packages_between() -> tuple[str, ...]:
-    """Folders whose code only passes `chunks` on; a warning about it belongs to the line that asked for it."""
-    modules = (sys.modules.get(name) for name in ("xgpuzarr", "xarray", "dask"))
-    return tuple(str(Path(module.__file__).parent) for module in modules if module and module.__file__)
 
 
 def block_lengths(
@@ -262,6 +253,12 @@ def block_lengths(
     """
     if isinstance(chunks, str) and chunks != "auto":
         raise ValueError(f"chunks must be 'auto', an int, a tuple or a dict of axes, got {chunks!r}")
+    wants = (
+        chunks.items() if isinstance(chunks, Mapping) else enumerate(chunks if isinstance(chunks, tuple) else (chunks,))
+    )
+    for axis, want in wants:
+        if isinstance(want, int) and (want == 0 or want < -1):
+            raise ValueError(f"chunks must be lengths above 0, or -1 for a whole axis, got {want} for axis {axis}")
     if default is None:
         chunks = -1 if dtype.hasobject and chunks == "auto" else chunks
         return normalize_chunks(chunks, shape, dtype=dtype)  # type: ignore[no-untyped-call, no-any-return]

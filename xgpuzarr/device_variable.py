@@ -21,6 +21,7 @@ from xarray.core import indexing
 
 from xgpuzarr.backend_array import GpuZarrBackendArray
 from xgpuzarr.chunk_manager import BlockVariable
+from xgpuzarr.system import device_problem
 from xgpuzarr.transfer import DEVICE_KINDS, is_on_device, to_device
 
 if TYPE_CHECKING:
@@ -155,9 +156,11 @@ class _CopyOnWriteDeviceArray(indexing.CopyOnWriteArray):
         super()._vindex_set(indexer, to_device(value))
 
     def __array__(self, dtype: Any = None, /, *, copy: bool | None = None) -> Any:
+        problem = device_problem()
         raise TypeError(
             "the variable is on the device and NumPy was asked for; read it with .compute() first for what CuPy can "
             "do, copy it to the host with .as_numpy(), or open the store with device='cpu'"
+            + (f", for this process has no usable device: {problem}" if problem else "")
         )
 
 

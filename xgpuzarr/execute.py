@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from xgpuzarr.decoders.host import INFLATE_GBPS, ChunkDecoder
 from xgpuzarr.errors import ChunkReadError
 from xgpuzarr.execute_host import read_by_zarr, read_host
-from xgpuzarr.opening import reader_for
+from xgpuzarr.opening import reader_for, reopen_zarr_array
 from xgpuzarr.plan.cost import Decision, decide
 from xgpuzarr.plan.layout import chunk_codecs
 from xgpuzarr.readers.host import LocalReader
@@ -52,12 +52,17 @@ class Source:
             The array's metadata does not exist any more.
         """
         if isinstance(self.reader, LocalReader):
-            folder = self.reader.root / self.layout.path
-            if not any((folder / name).exists() for name in ("zarr.json", ".zarray")):
+            layout, folder = self.layout, self.reader.root / self.layout.path
+            if any((folder / name).exists() for name in ("zarr.json", ".zarray")):
+                return
+            try:
+                folder.stat()
+                reopen_zarr_array(self.reader.root, layout.path, layout.zarr_format)  # by consolidated metadata
+            except FileNotFoundError as error:
                 raise ChunkReadError(
-                    f"array {self.layout.path!r} of store {self.layout.store_name!r} is gone: its metadata was there "
-                    "when it was opened"
-                )
+                    f"array {layout.path!r} of store {layout.store_name!r} is gone: its metadata was there when it was "
+                    "opened"
+                ) from error
 
     @cached_property
     def chunk_decoder(self) -> ChunkDecoder:

@@ -16,7 +16,7 @@ from zarr.abc.store import Store
 from zarr.errors import BaseZarrError, NodeNotFoundError, NodeTypeValidationError
 from zarr.storage import LocalStore, StorePath, ZipStore
 
-from xgpuzarr.errors import MetadataError, MissingDependencyError, UnsupportedError
+from xgpuzarr.errors import ChunkReadError, CorruptChunkError, MetadataError, MissingDependencyError, UnsupportedError
 from xgpuzarr.plan.layout import chunk_codecs
 from xgpuzarr.readers.host import LocalReader
 from xgpuzarr.readers.store import StoreReader
@@ -126,7 +126,12 @@ def reader_for(array: zarr.Array[Any], options: ReadOptions) -> Reader:
     if type(store) is LocalStore:
         return LocalReader(Path(store.root))
     if type(store) is ZipStore and store.path is not None and store.read_only:
-        reader = ZipReader.of(store.path)
+        try:
+            reader = ZipReader.of(store.path)
+        except OSError as error:
+            raise ChunkReadError(f"store '{store.path}': {error.strerror}; was it moved?") from error
+        except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError) as error:
+            raise CorruptChunkError(f"store '{store.path}': it was damaged after it was opened ({error})") from error
         if reader is not None:
             return reader
     return StoreReader(store, options)

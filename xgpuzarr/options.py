@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Device", "ReadOptions"]
+__all__ = ["Device", "ReadOptions", "checked_options"]
 
 Device = Literal["auto", "cuda", "cpu"]
 
@@ -96,3 +96,18 @@ class ReadOptions:
     def threads(self) -> int:
         """Host threads to use in this process."""
         return self.n_threads or usable_cpus()
+
+
+def checked_options(options: Any) -> ReadOptions:
+    """Give the options that a user passed; None stands for the defaults.
+
+    Raises
+    ------
+    TypeError
+        They are no `ReadOptions`.
+    """
+    if options is None:
+        return ReadOptions()
+    if not isinstance(options, ReadOptions):
+        raise TypeError(f"options must be an xgpuzarr.ReadOptions, such as ReadOptions(n_threads=4), got {options!r}")
+    return options

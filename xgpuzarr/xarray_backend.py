@@ -22,14 +22,14 @@ from xarray.core.utils import close_on_error
 
 import xgpuzarr.accessor  # noqa: F401  # registers ds.gpuzarr
 from xgpuzarr.backend_array import GpuZarrBackendArray
-from xgpuzarr.options import ReadOptions
+from xgpuzarr.options import checked_options
 from xgpuzarr.placement import Placement, place
 from xgpuzarr.system import block_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
 
-    from xgpuzarr.options import Device
+    from xgpuzarr.options import Device, ReadOptions
 
 __all__ = ["GpuZarrBackendEntrypoint"]
 
@@ -77,8 +77,10 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             A folder, a `.zip` file, a URL, or a zarr-python store.
         mask_and_scale, decode_times, concat_characters, decode_coords, drop_variables, use_cftime, decode_timedelta
             As for `xarray.open_dataset`.
-        group, mode, consolidated, storage_options, zarr_format, use_zarr_fill_value_as_mask, cache_members
+        group, consolidated, storage_options, zarr_format, use_zarr_fill_value_as_mask, cache_members
             As for xarray's own Zarr engine.
+        mode
+            "r" and nothing else: others would write to the store, or empty it.
         device
             "cuda": numeric data variables give CuPy arrays on the current device. "cpu": NumPy arrays. "auto": "cuda"
             if a device is usable, else "cpu" with one warning for the process.
@@ -106,6 +108,8 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         """
         from xgpuzarr.members import naming_bad_arrays
 
+        _check_mode(mode)
+        placement = _placement(device, device_variables, host_variables, cf_float, options)
         zarr_store = _zarr_store(filename_or_obj)
         with naming_bad_arrays(zarr_store, group, storage_options):
             store: _Store = _Store.open_group(
@@ -119,7 +123,6 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
                 cache_members=False,
             )
         store.find_members(drop_variables, cache=cache_members)
-        placement = _placement(device, device_variables, host_variables, cf_float, options)
         return store.open_dataset(
             placement,
             owns_store=zarr_store is not filename_or_obj,
@@ -159,6 +162,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
 
         Parameters and errors are those of `open_dataset`.
         """
+        _check_mode(mode)
         placement = _placement(device, device_variables, host_variables, cf_float, options)
         parent = "/" + group.strip("/") if group else "/"
         from xgpuzarr.members import naming_bad_arrays
@@ -247,6 +251,11 @@ def _zarr_store(filename_or_obj: Any) -> Any:
     return as_store(_normalize_path(filename_or_obj))
 
 
+def _check_mode(mode: str) -> None:
+    if mode != "r":
+        raise ValueError(f"engine 'gpuzarr' only reads: mode must be 'r', got {mode!r}; write with Dataset.to_zarr")
+
+
 def _placement(
     device: Device,
     device_variables: Iterable[Hashable],
@@ -256,7 +265,7 @@ def _placement(
 ) -> Placement:
     return Placement(
         device=device,
-        options=options or ReadOptions(),
+        options=checked_options(options),
         device_variables=_names(device_variables),
         host_variables=_names(host_variables),
         cf_float=cf_float,

@@ -63,7 +63,38 @@ def test_an_error_is_one_line_and_exit_code_1(tmp_path: Path, capsys: pytest.Cap
     assert captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("argv", [[], ["nothing"], ["inspect"], ["demo", "--device", "tpu"]])
+def test_an_error_about_a_store_holds_no_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", str(tmp_path / "no\x1b[31m")]) == 1
+    error = capsys.readouterr().err
+    assert r"no\x1b[31m" in error
+    assert "\x1b" not in error
+
+
+def test_doctor_needs_a_path_that_exists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", str(tmp_path / "nope")]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"xgpuzarr: nothing is at {tmp_path / 'nope'}; give the path of a local store, or none\n"
+
+
+@pytest.mark.parametrize("command", ["bench", "demo"])
+def test_a_device_that_cannot_be_used_is_one_clear_error(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(system, "device_problem", lambda: "no NVIDIA driver is installed")
+    assert cli.main([command, "--device", "cuda"]) == 1
+    assert capsys.readouterr().err == (
+        "xgpuzarr: no device can be used: no NVIDIA driver is installed; leave out --device, or give --device cpu\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        *([], ["nothing"], ["inspect"], ["demo", "--device", "tpu"]),
+        *(["bench", "--fields", "-1"], ["bench", "--repeats", "0"], ["bench", "--threads", "0"]),
+    ],
+)
 def test_wrong_arguments_exit_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         cli.main(argv)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numcodecs
 import pytest
 import zarr
 from zarr.storage import MemoryStore, ZipStore
 
+from xgpuzarr.errors import ChunkReadError, UnsupportedError
 from xgpuzarr.inspection import as_text, inspect_store
 
 if TYPE_CHECKING:
@@ -77,8 +80,59 @@ def test_a_broken_array_does_not_hide_the_others(store: Path) -> None:
 
 
 def test_a_link_to_the_folder_above_ends(store: Path) -> None:
-    (store / "deep" / "up").symlink_to(store, target_is_directory=True)
-    assert {entry.path.rsplit("/", 1)[-1] for entry in inspect_store(store)} == {"lev", "t2m"}
+    for name in ("up", "again"):
+        (store / "deep" / name).symlink_to(store, target_is_directory=True)
+    assert [entry.path for entry in inspect_store(store)] == ["deep/er/lev", "t2m"]
+
+
+def test_links_to_arrays_are_listed_and_groups_under_their_own_path(store: Path) -> None:
+    (store / "a").symlink_to("deep")
+    (store / "latest").symlink_to("t2m")
+    entries = {entry.path: entry.shape for entry in inspect_store(store)}
+    assert entries == {"deep/er/lev": (5,), "t2m": (6, 8), "latest": (6, 8)}
+
+
+def test_links_that_lead_nowhere_are_listed_with_the_problem(store: Path) -> None:
+    (store / "self").symlink_to("self")
+    (store / "gone").symlink_to("/nonexistent/t")
+    reasons = {entry.path: entry.reason for entry in inspect_store(store) if not entry.route}
+    assert reasons == {
+        "gone": "a link to '/nonexistent/t', which does not exist",
+        "self": "the folder cannot be listed: Too many levels of symbolic links",
+    }
+
+
+def test_a_folder_in_place_of_metadata_is_listed_with_the_problem(store: Path) -> None:
+    (store / "deep" / "er" / "zarr.json").unlink()
+    (store / "deep" / "er" / "zarr.json").mkdir()
+    er, lev, _ = inspect_store(store)
+    assert (er.path, er.route, er.reason) == ("deep/er", "", "its zarr.json is not a file that can be read")
+    assert lev.shape == (5,)
+
+
+def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    zarr.create_group(tmp_path / "s").create_array("a\x1b[31m\nb\u202e", shape=(2,), dtype="i4")
+    text = as_text("s\x1b", inspect_store(tmp_path / "s"))
+    assert text.splitlines()[:2] == [r"s\x1b", r"  a\x1b[31m\nb\u202e  int32 (2,), chunks (2,), Zarr v3"]
+
+
+def test_what_the_client_of_a_server_raises_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoCredentialsError(Exception):
+        pass
+
+    class Failing(MemoryStore):
+        async def get(self, *_: Any, **__: Any) -> None:
+            raise NoCredentialsError("unable to locate credentials\nand more")
+
+    client = SimpleNamespace(BotoCoreError=NoCredentialsError, ClientError=NoCredentialsError)
+    monkeypatch.setitem(sys.modules, "botocore.exceptions", client)
+    with pytest.raises(ChunkReadError, match=r"^store memory://\d+: unable to locate credentials; look at its name"):
+        inspect_store(Failing())
+
+
+def test_an_unknown_protocol_is_named() -> None:
+    with pytest.raises(UnsupportedError, match="store foo://bar: no file system is known for such a URL"):
+        inspect_store("foo://bar")
 
 
 def test_one_array_is_a_store(store: Path) -> None:

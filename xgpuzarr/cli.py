@@ -35,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments.run(arguments)
     except (XGpuZarrError, OSError) as error:
-        print(f"xgpuzarr: {error}", file=sys.stderr)
+        from xgpuzarr.inspection import printable
+
+        print(f"xgpuzarr: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return 1
     return 0
 
@@ -69,17 +71,25 @@ def _parser() -> argparse.ArgumentParser:
 def _add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where to (%(default)s)")
     bench.add_argument("--encodings", nargs="+", metavar="NAME", help="how the data is stored; all by default")
-    bench.add_argument("--fields", type=int, default=384, help="fields of 721 x 1440 float32 (%(default)s)")
-    bench.add_argument("--repeats", type=int, default=5, help="timed reads, of which the median counts (%(default)s)")
+    bench.add_argument("--fields", type=_count, default=384, help="fields of 721 x 1440 float32 (%(default)s)")
+    bench.add_argument("--repeats", type=_count, default=5, help="timed reads; the median counts (%(default)s)")
     bench.add_argument("--no-peers", action="store_true", help="time this package only")
     bench.add_argument(
         "--route", choices=("auto", "device", "host"), default="auto", help="where this package decodes (%(default)s)"
     )
     bench.add_argument("--folder", type=Path, help="where to write the data; a temporary folder by default")
-    bench.add_argument("--threads", type=int, help="host threads of every reader; all usable CPUs by default")
+    bench.add_argument("--threads", type=_count, help="host threads of every reader; all usable CPUs by default")
     bench.add_argument("--json", type=Path, help="write the results to this file")
     bench.add_argument("--commit", default="", help="version to record; asked of git by default")
     bench.set_defaults(run=_bench)
+
+
+def _count(text: str) -> int:
+    """Parse an argument that is a number of things."""
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {count}")
+    return count
 
 
 # Each command imports what it needs: inspect, say, must not wait for dask.
@@ -98,16 +108,28 @@ def _inspect(arguments: argparse.Namespace) -> None:
 def _doctor(arguments: argparse.Namespace) -> None:
     from xgpuzarr.system import format_report, probe
 
+    if arguments.store is not None and not Path(arguments.store).exists():
+        raise FileNotFoundError(f"nothing is at {arguments.store}; give the path of a local store, or none")
     print(format_report(probe(arguments.store)))
 
 
 def _bench(arguments: argparse.Namespace) -> None:
     from xgpuzarr.bench import run
 
+    _check_device(arguments.device)
     run(arguments)
 
 
 def _demo(arguments: argparse.Namespace) -> None:
     from xgpuzarr.demo import run_demo
 
+    _check_device(arguments.device)
     run_demo(arguments.output, device=arguments.device)
+
+
+def _check_device(device: str) -> None:
+    from xgpuzarr.system import device_problem
+
+    problem = device_problem() if device == "cuda" else ""
+    if problem:
+        raise XGpuZarrError(f"no device can be used: {problem}; leave out --device, or give --device cpu")

@@ -8,6 +8,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +18,9 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.errors import BaseZarrError
+from zarr.storage import LocalStore
 
-from xgpuzarr.errors import UnsupportedError, XGpuZarrError
+from xgpuzarr.errors import ChunkReadError, UnsupportedError, XGpuZarrError
 from xgpuzarr.opening import as_store, open_zarr_array
 from xgpuzarr.plan.layout import layout_of
 from xgpuzarr.plan.read_plan import format_nbytes
@@ -28,10 +32,20 @@ if TYPE_CHECKING:
 
     from xgpuzarr.opening import StoreLike
 
-__all__ = ["ArrayEntry", "as_text", "inspect_store"]
+__all__ = ["ArrayEntry", "as_text", "inspect_store", "printable"]
 
 MAX_DEPTH = 64
-"""Deepest group looked into: a link to a folder above it must not be followed for ever."""
+"""Deepest group looked into: links on a server, which do not show, must not be followed for ever."""
+
+CLIENT_ERRORS = {
+    "aiohttp": ("ClientError",),
+    "azure.core.exceptions": ("AzureError",),
+    "botocore.exceptions": ("BotoCoreError", "ClientError"),
+    "gcsfs.retry": ("HttpError",),
+    "google.auth.exceptions": ("GoogleAuthError",),
+    "obstore.exceptions": ("BaseError",),
+}
+"""Errors of the clients of remote stores that are no OSError; what is not loaded has raised nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +90,8 @@ class ArrayEntry:
 def inspect_store(store: StoreLike, *, storage_options: Mapping[str, Any] | None = None) -> list[ArrayEntry]:
     """List the arrays of a store, in the order of their paths. Only metadata is read.
 
+    What cannot be opened is listed with the reason. A group that several links lead to is listed once.
+
     Parameters
     ----------
     store
@@ -88,19 +104,28 @@ def inspect_store(store: StoreLike, *, storage_options: Mapping[str, Any] | None
     FileNotFoundError
         No group and no array is at `store`.
     MetadataError, UnsupportedError
-        The store is one array, and it cannot be opened.
+        The store is one array, and it cannot be opened; or no file system is known for its URL.
+    ChunkReadError
+        The store's server cannot be asked.
     """
-    try:
-        root = zarr.open_group(
-            as_store(store),
-            mode="r",
-            use_consolidated=False,
-            storage_options=None if storage_options is None else dict(storage_options),
-        )
-    except (BaseZarrError, ImportError, OSError, ValueError, TypeError):
-        # One array, or nothing that can be opened, which its error explains.
-        return [_entry_of(open_zarr_array(store, storage_options=storage_options))]
-    return [_entry(root.store, path) for path in sorted(sync(_array_paths(root.store, root.path)))]
+    with _client_errors(store):
+        try:
+            root = zarr.open_group(
+                as_store(store),
+                mode="r",
+                use_consolidated=False,
+                storage_options=None if storage_options is None else dict(storage_options),
+            )
+        except (BaseZarrError, ImportError, OSError, ValueError, TypeError) as error:
+            if "Protocol not known" in str(error):
+                raise UnsupportedError(
+                    f"store {store}: no file system is known for such a URL; correct its protocol, or install the "
+                    "fsspec package that has it"
+                ) from error
+            # One array, or nothing that can be opened, which its error explains.
+            return [_entry_of(open_zarr_array(store, storage_options=storage_options))]
+        found = sync(_array_paths(root.store, root.path))
+        return [_entry(root.store, path, found[path]) for path in sorted(found)]
 
 
 def as_text(store_name: str, entries: Sequence[ArrayEntry]) -> str:
@@ -117,7 +142,12 @@ def as_text(store_name: str, entries: Sequence[ArrayEntry]) -> str:
     stored = format_nbytes(sum(entry.stored_nbytes or 0 for entry in entries))
     decoded = format_nbytes(sum(entry.decoded_nbytes or 0 for entry in entries))
     lines += ["", f"arrays: {len(entries)}, {on_device} on the device route; {stored} stored, {decoded} decoded"]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
+
+
+def printable(text: str) -> str:
+    """Text for a terminal, with control characters, which names in a store may hold, as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _array_lines(entry: ArrayEntry, name: str) -> Iterator[str]:
@@ -133,7 +163,9 @@ def _array_lines(entry: ArrayEntry, name: str) -> Iterator[str]:
     yield f"  {entry.route}" + (f": {entry.reason}" if entry.reason else "")
 
 
-def _entry(store: Store, path: str) -> ArrayEntry:
+def _entry(store: Store, path: str, problem: str) -> ArrayEntry:
+    if problem:
+        return ArrayEntry(path=path, reason=problem)
     try:
         return _entry_of(open_zarr_array(store, path=path))
     except (XGpuZarrError, FileNotFoundError) as error:
@@ -171,25 +203,80 @@ def _stored_nbytes(array: zarr.Array[Any]) -> int | None:
         return None
 
 
-async def _array_paths(store: Store, path: str, depth: int = 0) -> list[str]:
-    """Paths of all arrays at or below `path`."""
-    names = {name async for name in store.list_dir(path)}
-    prefix = f"{path}/" if path else ""
-    if ".zarray" in names or ("zarr.json" in names and await _is_array(store, f"{prefix}zarr.json")):
-        return [path]
-    if depth == MAX_DEPTH:
-        return []
-    below = [
-        await _array_paths(store, f"{prefix}{name}", depth + 1)
-        for name in names
-        if name != "zarr.json" and not name.startswith(".")
-    ]
-    return [found for paths in below for found in paths]
+async def _array_paths(store: Store, path: str) -> dict[str, str]:
+    """Paths of all arrays at or below `path`, and of folders with something wrong, and what; "" for an array."""
+    found: dict[str, str] = {}
+    seen: set[str] = set()
+    todo, links = [path], list[str]()
+    while todo or links:
+        path = todo.pop() if todo else links.pop()  # links last: what they lead to has its own path, mostly
+        prefix = f"{path}/" if path else ""
+        folder = _real_folder(store, path)
+        if not _exists(store, path):
+            found[path] = f"a link to {folder!r}, which does not exist"
+            continue
+        try:
+            names = {name async for name in store.list_dir(path)}
+        except OSError as error:
+            found[path] = f"the folder cannot be listed: {error.strerror or error}"
+            continue
+        kind = await _kind(store, f"{prefix}zarr.json") if "zarr.json" in names else ""
+        if ".zarray" in names or kind == "array":
+            found[path] = ""
+            continue
+        if folder in seen or path.count("/") >= MAX_DEPTH:
+            continue
+        seen.add(folder)
+        if kind == "nothing":
+            found[path] = "its zarr.json is not a file that can be read"
+        for name in names - {"zarr.json"}:
+            if not name.startswith("."):
+                below = f"{prefix}{name}"
+                (links if _is_link(store, below) else todo).append(below)
+    return found
 
 
-async def _is_array(store: Store, key: str) -> bool:
+def _real_folder(store: Store, path: str) -> str:
+    """Where a folder lies, whichever links lead to it; in other stores than local ones, its path."""
+    return os.path.realpath(store.root / path) if isinstance(store, LocalStore) else path
+
+
+def _is_link(store: Store, path: str) -> bool:
+    return isinstance(store, LocalStore) and (store.root / path).is_symlink()
+
+
+def _exists(store: Store, path: str) -> bool:
+    """False for a link that leads nowhere."""
+    return not isinstance(store, LocalStore) or os.path.lexists(_real_folder(store, path))
+
+
+async def _kind(store: Store, key: str) -> str:
+    """What a zarr.json says it is: "group", "array", or "nothing" if there is none to read."""
     document = await store.get(key, default_buffer_prototype())
+    if document is None:
+        return "nothing"
     try:
-        return document is not None and json.loads(document.to_bytes()).get("node_type") != "group"
+        return "group" if json.loads(document.to_bytes()).get("node_type") == "group" else "array"
     except (ValueError, AttributeError):
-        return True  # so that its error is shown
+        return "array"  # so that its error is shown
+
+
+@contextmanager
+def _client_errors(store: StoreLike) -> Iterator[None]:
+    """Make one error of what the client of a remote store raises."""
+    try:
+        yield
+    except _loaded_client_errors() as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ChunkReadError(
+            f"store {store}: {reason}; look at its name, its credentials and the network, and see storage_options"
+        ) from error
+
+
+def _loaded_client_errors() -> tuple[type[BaseException], ...]:
+    return tuple(
+        getattr(sys.modules[module], name)
+        for module, names in CLIENT_ERRORS.items()
+        if module in sys.modules
+        for name in names
+    )

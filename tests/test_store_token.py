@@ -18,8 +18,10 @@ import pytest
 import xarray as xr
 import zarr
 from fsspec.implementations.http import HTTPFileSystem
+from fsspec.implementations.reference import ReferenceFileSystem
 from zarr.storage import FsspecStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
 
+import xgpuzarr.store_token
 from xgpuzarr import from_zarr
 from xgpuzarr.store_token import store_token
 
@@ -75,6 +77,17 @@ def test_references(tmp_path):
             datasets.append(ds)
     assert len({ds.t.data.name for ds in datasets}) == 4
     np.testing.assert_array_equal(xr.concat(datasets, "run").t.values[:, 0], [1, 1, 2, 2])
+
+
+def test_a_table_of_references_is_hashed_once(monkeypatch):
+    file_system = ReferenceFileSystem(fo=references(1), asynchronous=True, skip_instance_cache=True)
+    first = token(FsspecStore(file_system))
+    monkeypatch.setattr(xgpuzarr.store_token, "_file_system_state", None)
+    assert token(FsspecStore(file_system)) == first
+    n_known = len(xgpuzarr.store_token._digests)
+    del file_system
+    gc.collect()
+    assert len(xgpuzarr.store_token._digests) < n_known
 
 
 def test_stores_in_memory():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
+import weakref
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,8 +99,24 @@ def _state(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if hasattr(value, "storage_options"):  # of fsspec, which makes a file system anew from nothing else
-        return _file_system_state(value)
+        return _file_system_digest(value)
     raise TypeError(f"no token for {type(value)}")
+
+
+_digests: dict[int, tuple[weakref.ref[Any], str]] = {}
+
+
+def _file_system_digest(file_system: Any) -> str:
+    """Digest of the state of a file system, made once: a table of references may have a million rows.
+
+    Found by identity, for fsspec takes two file systems over one file for equal, whatever it held when they opened it.
+    """
+    key = id(file_system)
+    if key not in _digests:
+        state = json.dumps(_file_system_state(file_system), sort_keys=True, default=_state)
+        forget = weakref.ref(file_system, lambda _: _digests.pop(key, None))
+        _digests[key] = forget, hashlib.sha256(state.encode()).hexdigest()
+    return _digests[key][1]
 
 
 def _file_system_state(file_system: Any) -> list[Any]:

@@ -20,6 +20,7 @@ import numpy as np
 from xgpuzarr.device_wave import Fetched
 from xgpuzarr.errors import ChunkReadError
 from xgpuzarr.plan.byte_ranges import ByteRanges, Spans, coalesce
+from xgpuzarr.plan.shard_index import bytes_after
 from xgpuzarr.pool import run_all
 from xgpuzarr.readers.protocol import WHOLE, ObjectRead
 from xgpuzarr.readers.staging import PinnedPool
@@ -128,8 +129,10 @@ class StoreFetch:
         if self.ranges is None:
             return [ObjectRead(key, ((0, WHOLE),)) for key in self.plan.keys(self.plan.object_row[rows])]
         spans = self._spans(rows)
-        columns = (self.plan.keys(spans.object_row), spans.offset.tolist(), spans.nbytes.tolist())
-        return [ObjectRead(key, ((offset, nbytes),)) for key, offset, nbytes in zip(*columns, strict=True)]
+        n_after = bytes_after(spans, self.plan.layout.shard_levels[0])
+        columns = (column.tolist() for column in (spans.offset, spans.nbytes, n_after))
+        places = zip(self.plan.keys(spans.object_row), *columns, strict=True)
+        return [ObjectRead(key, ((offset, nbytes),), after) for key, offset, nbytes, after in places]
 
     def _spans(self, rows: NDArray[np.int64]) -> Spans:
         assert self.ranges is not None  # callers looked

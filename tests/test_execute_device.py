@@ -20,7 +20,7 @@ from tests.codec_cases import CASES, CHUNKS, DAMAGE, SHAPE, damage
 from tests.host_device import host_device, host_device_session  # noqa: F401  # fixtures
 from tests.zstd_writer import skippable_frame, zstd_frame
 from xgpuzarr.diagnostics import collect
-from xgpuzarr.errors import CorruptChunkError
+from xgpuzarr.errors import ChunkReadError, CorruptChunkError
 from xgpuzarr.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -294,3 +294,14 @@ def test_result_is_safe_on_the_callers_stream(tmp_path: Path) -> None:
     with cupy.cuda.Stream(non_blocking=True):
         total = opened[:].sum(dtype="f8")
         assert float(total) == values.sum(dtype="f8")
+
+
+def test_errors_of_readers_name_the_array(tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path / "g")
+    array = group.create_array("t", shape=SHAPE, chunks=CHUNKS, dtype="f4", compressors=ZstdCodec())
+    array[:] = _values("<f4")
+    chunk = tmp_path / "g" / "t" / "c" / "0" / "0" / "0"
+    chunk.unlink()
+    chunk.mkdir()
+    with pytest.raises(ChunkReadError, match=r"^array 't': store .*key 't?/?c/0/0/0'.*must be a file"):
+        xgpuzarr.open_array(tmp_path / "g", path="t", device="cuda")[:]

@@ -55,7 +55,7 @@ def test_tensorstore_v2(tmp_path: Path, compressor: Any, dtype: str, device: str
     _tensorstore("zarr", tmp_path / "a", metadata, data)
     compressed_by_snappy = compressor and compressor.get("cname") == "snappy" and data.itemsize > 1
     if compressed_by_snappy and device == "cpu":  # numcodecs is built without it
-        with pytest.raises(xgpuzarr.CorruptChunkError, match="blosc"):
+        with pytest.raises(xgpuzarr.UnsupportedError, match=r"array .*key .*compressed with snappy"):
             xgpuzarr.open_array(tmp_path / "a", device=device)[...]
         return
     check(tmp_path / "a", data, device)

@@ -21,7 +21,7 @@ import numpy as np
 from xgpuzarr.device_output import DeviceOutput, out_of_memory
 from xgpuzarr.device_wave import Fetched, Wave
 from xgpuzarr.diagnostics import ReadReport, emit
-from xgpuzarr.errors import CorruptChunkError
+from xgpuzarr.errors import ChunkReadError, CorruptChunkError
 from xgpuzarr.locate import locate
 from xgpuzarr.plan.byte_ranges import ByteRanges
 from xgpuzarr.plan.memory import inflight_nbytes, split_batches
@@ -91,7 +91,13 @@ def read_device(plan: ReadPlan, source: Source) -> Any:
     """
     output = DeviceOutput(plan)
     if output.nbytes:
-        _DeviceRead(plan, source, output).run()
+        try:
+            _DeviceRead(plan, source, output).run()
+        except (ChunkReadError, CorruptChunkError) as error:
+            if str(error).startswith("array "):
+                raise
+            # a reader's, which knows store and key
+            raise type(error)(f"array {plan.layout.path!r}: {error}") from error
     return output.result()
 
 

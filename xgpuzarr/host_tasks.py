@@ -214,7 +214,10 @@ class HostTasks(ABC):
 
     def decode(self, row: int, encoded: memoryview, out: NDArray[np.uint8], offset: int | None) -> None:
         """Decode one chunk into `out`, all but axes and byte order."""
-        problem = decode_chunk(self.chain, encoded, out)
+        try:
+            problem = decode_chunk(self.chain, encoded, out)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{self.plan.label(row)}: {error}") from error
         if problem:
             raise self.corrupt(row, problem, offset, len(encoded))
 

@@ -20,7 +20,7 @@ dask is imported when it is needed: xarray loads every engine's module, and dask
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from xarray import Variable
@@ -44,40 +44,9 @@ if TYPE_CHECKING:
 
     import dask.array
 
-    from xgpuzarr.plan.layout import ArrayLayout
+    from xgpuzarr.lazy_array import StoredArray
 
-__all__ = ["BlockVariable", "PreferredBlocks", "StoredArray", "Unread", "preferred_blocks", "read_by"]
-
-
-class StoredArray(Protocol):
-    """What a `BlockVariable` reads from: the `BackendArray` of the engine.
-
-    It pickles into a place and parameters, and has a deterministic `__dask_tokenize__`.
-    """
-
-    @property
-    def name(self) -> str:
-        """Path of the array in its store."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape, in elements."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """dtype of results."""
-
-    @property
-    def device(self) -> str:
-        """Where results live: "cuda" or "cpu"."""
-
-    @property
-    def layout(self) -> ArrayLayout | None:
-        """The stored array; None where zarr-python reads it."""
-
-    @property
-    def target_block_bytes(self) -> int:
-        """See `xgpuzarr.ReadOptions`."""
+__all__ = ["BlockVariable", "PreferredBlocks", "Unread", "preferred_blocks", "read_by"]
 
 
 class BlockVariable(Variable):

@@ -17,7 +17,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -38,41 +38,17 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from xgpuzarr.lazy_array import LazyArray
     from xgpuzarr.opening import StoreLike
     from xgpuzarr.options import Device
     from xgpuzarr.plan.layout import ArrayLayout
 
-__all__ = ["BlockSource", "LazyArray", "Lengths", "block_lengths", "from_zarr", "to_dask", "warn_of_cuts"]
+__all__ = ["BlockSource", "Lengths", "block_lengths", "from_zarr", "to_dask", "warn_of_cuts"]
 
 
 Chunks = Literal["auto"] | int | tuple[Any, ...] | Mapping[int, Any]
 Lengths = tuple[tuple[int, ...], ...]
 """Lengths of the blocks along each axis, as dask has them."""
-
-
-class LazyArray(Protocol):
-    """What blocks are read from: an array that reads what it is indexed with.
-
-    It pickles into a place and parameters, and has a deterministic `__dask_tokenize__`.
-    """
-
-    @property
-    def name(self) -> str:
-        """Path of the array in its store."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape, in elements."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """dtype of results."""
-
-    @property
-    def device(self) -> str:
-        """Where results live: "cuda" or "cpu"."""
-
-    def __getitem__(self, key: Any) -> Any: ...
 
 
 def from_zarr(

@@ -139,13 +139,6 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         self,
         filename_or_obj: Any,
         *,
-        mask_and_scale: bool | Mapping[str, bool] = True,
-        decode_times: Any = True,
-        concat_characters: bool | Mapping[str, bool] = True,
-        decode_coords: Any = True,
-        drop_variables: str | Iterable[str] | None = None,
-        use_cftime: bool | Mapping[str, bool] | None = None,
-        decode_timedelta: Any = None,
         group: str | None = None,
         mode: Any = "r",
         consolidated: bool | None = None,
@@ -157,10 +150,11 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         host_variables: Iterable[Hashable] = (),
         cf_float: Literal["float32"] | None = None,
         options: ReadOptions | None = None,
+        **decoders: Any,
     ) -> dict[str, xr.Dataset]:
         """Open a group and all groups below it lazily, by their paths relative to it.
 
-        Parameters and errors are those of `open_dataset`.
+        Parameters and errors are those of `open_dataset`; `decoders` are the ones that `xarray.open_dataset` has too.
         """
         _check_mode(mode)
         placement = _placement(device, device_variables, host_variables, cf_float, options)
@@ -176,19 +170,13 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
                 consolidated=consolidated,
                 storage_options=storage_options,
                 zarr_format=zarr_format,
-                use_zarr_fill_value_as_mask=_fill_value_as_mask(use_zarr_fill_value_as_mask, mask_and_scale),
+                use_zarr_fill_value_as_mask=_fill_value_as_mask(
+                    use_zarr_fill_value_as_mask, decoders.get("mask_and_scale", True)
+                ),
             )
         return {
             _relative(path, parent) if group else path: store.open_dataset(
-                placement,
-                owns_store=zarr_store is not filename_or_obj,
-                mask_and_scale=mask_and_scale,
-                decode_times=decode_times,
-                concat_characters=concat_characters,
-                decode_coords=decode_coords,
-                drop_variables=drop_variables,
-                use_cftime=use_cftime,
-                decode_timedelta=decode_timedelta,
+                placement, owns_store=zarr_store is not filename_or_obj, **decoders
             )
             for path, store in stores.items()
         }

@@ -349,3 +349,24 @@ def test_importing_needs_no_dask():
         "assert 'dask.array' not in sys.modules and 'cupy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_default_blocks_of_all_variables_line_up(tmp_path, device):
+    xr.Dataset(
+        {
+            "t": (DIMS, VALUES),
+            "zonal": (DIMS[:2], VALUES[:, :, 0]),
+            "when": ("time", np.arange(100).astype("M8[s]")),
+        }
+    ).to_zarr(
+        tmp_path / "g.zarr",
+        consolidated=False,
+        encoding={"t": {"chunks": (1, 20, 30)}, "zonal": {"chunks": (1, 20)}, "when": {"chunks": (4,)}},
+    )
+    options = ReadOptions(target_block_bytes=8 * 20 * 30 * 4)
+    ds = xr.open_dataset(
+        tmp_path / "g.zarr", engine="gpuzarr", device=device, chunks={}, consolidated=False, options=options
+    )
+    assert ds.chunks["time"] == STEPS_OF_8
+    assert {name: ds[name].chunksizes["time"] for name in ds} == dict.fromkeys(ds, STEPS_OF_8)
+    np.testing.assert_array_equal(ds.when.compute(scheduler="sync").data, np.arange(100).astype("M8[s]"))

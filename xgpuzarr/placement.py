@@ -21,7 +21,7 @@ from xarray.core import indexing
 
 from xgpuzarr import cf
 from xgpuzarr.backend_array import GpuZarrBackendArray
-from xgpuzarr.chunk_manager import BlockVariable, preferred_blocks
+from xgpuzarr.chunk_manager import BlockVariable, PreferredBlocks, preferred_blocks
 from xgpuzarr.device_variable import DeviceVariable, stored_array
 from xgpuzarr.errors import UnsupportedError
 from xgpuzarr.system import block_bytes
@@ -93,7 +93,7 @@ def place(dataset: xr.Dataset, placement: Placement) -> xr.Dataset:
         name: _placed(name, variable, _rule(name, variable, dataset, host_names, placement), device, placement)
         for name, variable in dataset.variables.items()
     }
-    _prefer_blocks([variable for variable in variables.values() if isinstance(variable, BlockVariable)])
+    _prefer_blocks([variable for name, variable in variables.items() if variable.dims != (name,)])
     data = {name: variables[name] for name in dataset.data_vars}
     coordinates = {name: variables[name] for name in dataset.coords}
     placed = xr.Dataset(data, coords=xr.Coordinates(coordinates, indexes={}), attrs=dataset.attrs)
@@ -146,13 +146,38 @@ def _placed(name: Hashable, variable: xr.Variable, rule: str, device: str, place
     return variable
 
 
-def _prefer_blocks(variables: list[BlockVariable]) -> None:
-    """Give the variables whose blocks this package reads default blocks that line up."""
-    itemsize = max((variable.dtype.itemsize for variable in variables), default=1)
+def _prefer_blocks(variables: list[xr.Variable]) -> None:
+    """Give variables default dask blocks that line up along every dimension that they share.
+
+    Those whose blocks this package reads get large ones. Along each dimension the shortest of these is then everybody's
+    length, xarray's own variables included, unless it would cut somebody's stored chunks.
+    """
+    units: list[tuple[xr.Variable, Mapping[Any, Any]]] = []
+    ours = [variable for variable in variables if isinstance(variable, BlockVariable)]
+    itemsize = max((variable.dtype.itemsize for variable in ours), default=1)
     for variable in variables:
         stored = stored_array(variable._data)  # noqa: SLF001
-        if stored is not None and stored.layout is not None:  # else blocks are the stored chunks, as xarray has it
+        if isinstance(variable, BlockVariable) and stored is not None and stored.layout is not None:
+            units.append((variable, dict(zip(variable.dims, stored.layout.object_shape, strict=True))))
             variable.encoding["preferred_chunks"] = preferred_blocks(variable.dims, stored, itemsize)
+        elif variable.encoding.get("preferred_chunks"):
+            units.append((variable, dict(variable.encoding["preferred_chunks"])))
+    for dim in {dim for variable in ours for dim in variable.dims}:
+        _level(dim, [(variable, unit[dim]) for variable, unit in units if dim in unit])
+
+
+def _level(dim: Hashable, units: list[tuple[xr.Variable, Any]]) -> None:
+    """Make the blocks of variables equally long along a dimension, where all their stored chunks allow it."""
+    lengths = [v.encoding["preferred_chunks"][dim] for v, _ in units if isinstance(v, BlockVariable)]
+    if not lengths or any(not isinstance(unit, int) for _, unit in units):  # stored chunks of unequal lengths
+        return
+    shortest = min(lengths)
+    if any(shortest % unit and shortest < variable.sizes[dim] for variable, unit in units):
+        return
+    for variable, _ in units:
+        preferred = variable.encoding["preferred_chunks"]
+        if preferred[dim] != shortest:
+            variable.encoding["preferred_chunks"] = PreferredBlocks({**preferred, dim: shortest})
 
 
 def _folded(data: Any) -> tuple[GpuZarrBackendArray, tuple[cf.Step, ...]] | None:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from zarr.storage import LocalStore
+from zarr.storage import LocalStore, ZipStore
 
 from xgpuzarr.errors import MissingDependencyError, UnsupportedError, XGpuZarrError
 from xgpuzarr.execute import Source, decide_route, read, read_by_zarr
-from xgpuzarr.opening import open_zarr_array, reopen_zarr_array
+from xgpuzarr.opening import open_zarr_array, reader_for, reopen_zarr_array
 from xgpuzarr.options import ReadOptions, checked_options
 from xgpuzarr.plan.cost import Decision
 from xgpuzarr.plan.layout import ArrayLayout, layout_of
@@ -294,6 +294,8 @@ class _Opened:
     def of(cls, array: zarr.Array[Any], token: str = "") -> _Opened:
         """Describe an open array; without a `token`, as a new opening of it."""
         layout, reason = None, ""
+        if type(array.store) is ZipStore:
+            reader_for(array, ReadOptions())  # of the file as it is now
         try:
             layout = layout_of(array)
         except UnsupportedError as error:

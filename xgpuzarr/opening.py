@@ -20,7 +20,7 @@ from xgpuzarr.errors import ChunkReadError, CorruptChunkError, MetadataError, Mi
 from xgpuzarr.plan.layout import chunk_codecs
 from xgpuzarr.readers.host import LocalReader
 from xgpuzarr.readers.store import StoreReader
-from xgpuzarr.readers.zip import ZipReader
+from xgpuzarr.readers.zip import zip_reader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -127,7 +127,7 @@ def reader_for(array: zarr.Array[Any], options: ReadOptions) -> Reader:
         return LocalReader(Path(store.root))
     if type(store) is ZipStore and store.path is not None and store.read_only:
         try:
-            reader = ZipReader.of(store.path)
+            reader = zip_reader(store)
         except OSError as error:
             raise ChunkReadError(f"store '{store.path}': {error.strerror}; was it moved?") from error
         except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError) as error:
@@ -143,7 +143,7 @@ def as_store(store: StoreLike) -> Any:
         file = Path(store)
         if file.is_file():
             if zipfile.is_zipfile(file):
-                return ZipStore(file, mode="r")
+                return ZipStore(file.absolute(), mode="r")
             raise FileNotFoundError(f"{store!s} is a file and not a Zarr store; give the folder or .zip file of one")
         return file.absolute()  # a handle of it means the same in a worker with another working directory
     return store

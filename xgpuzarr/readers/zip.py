@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import struct
+import weakref
 import zipfile
 import zlib
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,30 +22,42 @@ from xgpuzarr.readers.protocol import MISSING, WHOLE, ObjectRead
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-__all__ = ["ZipReader"]
+    from zarr.storage import ZipStore
+
+__all__ = ["ZipReader", "zip_reader"]
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, lengths of name and extra field
 _SIGNATURE = b"PK\x03\x04"
 _IS_ENCRYPTED = 1
 
 
+def zip_reader(store: ZipStore) -> ZipReader | None:
+    """Reader of a store, of the file that it was when this was first called; as `ZipReader.of`."""
+    key = id(store)
+    assert store.path is not None  # the caller looked
+    if key not in _readers:
+        reader = ZipReader.of(Path(store.path))
+        _readers[key] = weakref.ref(store, lambda _: _readers.pop(key, None)), reader
+    return _readers[key][1]
+
+
 class ZipReader:
-    """Reads objects that are members of the zip file at `path`; made by `ZipReader.of`."""
+    """Reads objects that are members of the zip file at `path`, as it was in `state`; made by `ZipReader.of`."""
 
-    __slots__ = ("_members", "_path")
+    __slots__ = ("_members", "_path", "_state")
 
-    def __init__(self, path: Path, members: Mapping[str, zipfile.ZipInfo]) -> None:
-        self._path = path
+    def __init__(self, path: Path, state: tuple[int, ...], members: Mapping[str, zipfile.ZipInfo]) -> None:
+        self._path, self._state = path, state
         self._members = members
 
     @classmethod
     def of(cls, path: Path) -> ZipReader | None:
         """Make the reader of a zip file; None where a member is encrypted, or compressed by anything but deflate."""
-        status = path.stat()
-        members = _members(path, status.st_mtime_ns, status.st_size)
-        return None if members is None else cls(path, members)
+        path = path.absolute()
+        state = _state(path.stat())
+        members = _members(path, state)
+        return None if members is None else cls(path, state, members)
 
     @property
     def store_name(self) -> str:
@@ -62,6 +76,10 @@ class ZipReader:
         except OSError as error:
             raise ChunkReadError(f"store {self.store_name!r}: {error.strerror}; was it moved?") from error
         try:
+            if _state(os.fstat(fd)) != self._state:
+                raise ChunkReadError(
+                    f"store {self.store_name!r}: it was written anew since it was opened; open it again"
+                )
             return [self._read_object(fd, item) for item in wanted]
         finally:
             os.close(fd)
@@ -128,8 +146,17 @@ class ZipReader:
         return CorruptChunkError(f"store {self.store_name!r}, key {key!r}: {problem}")
 
 
+_readers: dict[int, tuple[weakref.ref[ZipStore], ZipReader | None]] = {}
+"""By the identity of the store."""
+
+
+def _state(status: os.stat_result) -> tuple[int, ...]:
+    """What changes when a file is written anew, or another takes its place."""
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
 @lru_cache(maxsize=8)
-def _members(path: Path, mtime_ns: int, nbytes: int) -> dict[str, zipfile.ZipInfo] | None:  # noqa: ARG001
+def _members(path: Path, state: tuple[int, ...]) -> dict[str, zipfile.ZipInfo] | None:  # noqa: ARG001
     """Members of a zip file by name, read once for each state of it; None where some cannot be read here."""
     with zipfile.ZipFile(path) as archive:
         members = {member.filename: member for member in archive.infolist()}

@@ -224,3 +224,19 @@ def test_a_zip_file_open_for_writing_has_unique_names(tmp_path):
     write_zip(tmp_path / "t.zip", 1)
     with ZipStore(tmp_path / "t.zip", mode="a") as store:
         assert token(store) != token(store)
+
+
+def test_the_environment_of_clients_and_the_target_of_a_link_count(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        zarr.create_array(tmp_path / name, shape=4, dtype="f4", chunks=2)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "a")
+    first = store_token(zarr.storage.LocalStore(link), "", {})
+    link.unlink()
+    link.symlink_to(tmp_path / "b")
+    assert store_token(zarr.storage.LocalStore(link), "", {}) != first
+    store = FsspecStore.from_url("http://127.0.0.1:1/a.zarr")
+    first = store_token(store, "", {})
+    assert store_token(store, "", {}) == first
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:2")
+    assert store_token(store, "", {}) != first

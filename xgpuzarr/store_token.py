@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import uuid
 import weakref
 from datetime import timedelta
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 __all__ = ["store_token"]
 
 METADATA_KEYS = ("zarr.json", ".zarray", ".zmetadata")
+
+CHANGING = {"memory", "filecache", "blockcache", "simplecache", "cached"}
+"""Protocols of fsspec behind which bytes may change without any option or file of ours telling."""
+
+ENVIRONMENT = ("AWS_", "AZURE_", "FSSPEC_", "GCSFS_", "GOOGLE_", "S3_")
+"""Starts of the names of variables from which clients take endpoints and accounts."""
 
 
 def store_token(store: Store, path: str, metadata: Any) -> str:
@@ -61,18 +68,22 @@ def _store_state(store: Any, path: str) -> list[Any]:
         return ["zip", _file_state(store.path)]
     if type(store) is FsspecStore:
         local = _folder_state(store.path, path) if "file" in _protocols(store.fs) else []
-        return ["fsspec", store.fs, store.path, local]
+        return ["fsspec", store.fs, store.path, local, _environment()]
     if type(store) is ObjectStore:
-        return ["obstore", *_obstore_state(store.store, path)]
+        return ["obstore", *_obstore_state(store.store, path), _environment()]
     session = getattr(store, "session", None)
     if type(store).__module__ == "icechunk.store" and session is not None and session.read_only:
         return ["icechunk", session.snapshot_id]  # a random number, and what it names is never written again
     raise TypeError(f"no token for {type(store)}")
 
 
+def _environment() -> list[tuple[str, str]]:
+    return sorted(item for item in os.environ.items() if item[0].upper().startswith(ENVIRONMENT))
+
+
 def _folder_state(root: Any, path: str) -> list[Any]:
     """Place of a local store, and when the metadata of one of its arrays was last written."""
-    folder = Path(root).absolute()
+    folder = Path(root).resolve()  # a link may lead elsewhere next time
     nodes = (Path(path), *Path(path).parents) if path else (Path(),)
     documents = (folder / node / name for node in nodes for name in METADATA_KEYS)
     return [str(folder), [document.stat().st_mtime_ns for document in documents if document.exists()]]
@@ -121,10 +132,10 @@ def _file_system_digest(file_system: Any) -> str:
 
 def _file_system_state(file_system: Any) -> list[Any]:
     arguments, options = file_system.storage_args, file_system.storage_options
-    if "memory" in {*_protocols(file_system), options.get("target_protocol"), options.get("remote_protocol")}:
-        raise TypeError("no token for memory")
+    if CHANGING & {*_protocols(file_system), options.get("target_protocol"), options.get("remote_protocol")}:
+        raise TypeError("no token for memory and caches")
     files = [file.removeprefix("file://") for file in (*arguments, options.get("fo")) if isinstance(file, str)]
-    local = [_file_state(file) for file in files if Path(file).exists()]
+    local = [_file_state(file) for file in files if os.path.exists(file)]  # noqa: PTH110  # of any length
     return [f"{type(file_system).__module__}.{type(file_system).__qualname__}", arguments, options, local]
 
 

@@ -107,9 +107,6 @@ def read_by(data: Any) -> Unread | None:
     return unread if unread is not None and data.name == name else None
 
 
-_read_by = read_by
-
-
 def _select(blocks: dask.array.Array, unread: Unread, indexer: BasicIndexer) -> dask.array.Array:
     """Select from a dask array that only reads, by ints and slices.
 

@@ -180,8 +180,8 @@ class HostTasks(ABC):
         """A request for each span of a shard, with all chunks in it."""
         order = np.argsort(spans.chunk_span, kind="stable")
         bounds = np.searchsorted(spans.chunk_span[order], np.arange(len(spans.nbytes) + 1)).tolist()
-        n_after = bytes_after(spans, self.plan.layout.shard_levels[0])
-        places = zip(spans.offset.tolist(), spans.nbytes.tolist(), n_after.tolist(), strict=True)
+        nbytes_after = bytes_after(spans, self.plan.layout.shard_levels[0])
+        places = zip(spans.offset.tolist(), spans.nbytes.tolist(), nbytes_after.tolist(), strict=True)
         for number, (offset, nbytes, after) in enumerate(places):
             mine = order[bounds[number] : bounds[number + 1]]
             start, size = spans.chunk_offset[mine], part.nbytes[mine]

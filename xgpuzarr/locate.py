@@ -151,7 +151,7 @@ def _read_entries(
     by_object, object_bounds = _grouped(shards.object, len(keys))
     by_shard, shard_bounds = _grouped(in_shard, len(shards.object))
     is_too_large = level.index_nbytes > INDEXES_NBYTES
-    n_after = outermost.index_nbytes if depth and outermost.index_location == "end" else 0
+    nbytes_after = outermost.index_nbytes if depth and outermost.index_location == "end" else 0
     n_at_once = OBJECTS_A_WAVE if isinstance(reader, StoreReader) else OBJECTS_A_TASK
 
     def read_objects(start: int) -> None:
@@ -162,7 +162,7 @@ def _read_entries(
             present = mine[shards.nbytes[mine] != MISSING].tolist()
             places = [_index_place(level, int(shards.start[s]), int(shards.nbytes[s]), label) for s in present]
             if places:
-                wanted.append((label, present, ObjectRead(keys[number], tuple(places), n_after)))
+                wanted.append((label, present, ObjectRead(keys[number], tuple(places), nbytes_after)))
         try:
             found = reader.read([item for *_, item in wanted])
         except (ChunkReadError, CorruptChunkError) as error:

@@ -129,8 +129,8 @@ class StoreFetch:
         if self.ranges is None:
             return [ObjectRead(key, ((0, WHOLE),)) for key in self.plan.keys(self.plan.object_row[rows])]
         spans = self._spans(rows)
-        n_after = bytes_after(spans, self.plan.layout.shard_levels[0])
-        columns = (column.tolist() for column in (spans.offset, spans.nbytes, n_after))
+        nbytes_after = bytes_after(spans, self.plan.layout.shard_levels[0])
+        columns = (column.tolist() for column in (spans.offset, spans.nbytes, nbytes_after))
         places = zip(self.plan.keys(spans.object_row), *columns, strict=True)
         return [ObjectRead(key, ((offset, nbytes),), after) for key, offset, nbytes, after in places]
 

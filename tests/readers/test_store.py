@@ -90,12 +90,12 @@ def test_a_range_cut_short_is_corrupt() -> None:
 
 def test_bytes_that_must_follow_are_asked_for_and_not_given() -> None:
     reader = StoreReader(FakeStore(), ReadOptions())
-    ((first, second),) = reader.read([ObjectRead("3", ((4, 3), (0, 9)), n_after=1)])
+    ((first, second),) = reader.read([ObjectRead("3", ((4, 3), (0, 9)), nbytes_after=1)])
     assert (len(first), len(second)) == (3, 9)
     with pytest.raises(CorruptChunkError, match=r"key '3' \(bytes 2:9\): 1 bytes follow, the shard index takes 2"):
-        reader.read([ObjectRead("3", ((0, 1), (2, 7)), n_after=2)])
+        reader.read([ObjectRead("3", ((0, 1), (2, 7)), nbytes_after=2)])
     with pytest.raises(CorruptChunkError, match=r"key '3' \(bytes 2:12\): got 8 bytes; the object was cut short"):
-        reader.read([ObjectRead("3", ((2, 10),), n_after=2)])
+        reader.read([ObjectRead("3", ((2, 10),), nbytes_after=2)])
 
 
 def test_each_object_is_worked_on_once_on_the_pool(pool: ThreadPoolExecutor) -> None:

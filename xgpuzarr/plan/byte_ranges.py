@@ -15,7 +15,7 @@ __all__ = ["MISSING", "ByteRanges", "Spans", "coalesce"]
 Int64Array = npt.NDArray[np.int64]
 
 MISSING = -1
-"""In place of the size of a chunk that is not stored; it reads as the fill value."""
+"""In place of the size of an object, or of a chunk in a shard, that is not stored; it reads as the fill value."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

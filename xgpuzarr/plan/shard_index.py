@@ -136,13 +136,13 @@ def bytes_after(spans: Spans, level: ShardLevel) -> Int64Array:
 
     Returns
     -------
-    n_after
+    nbytes_after
         int64, (n_spans,); 0 where nothing need follow.
     """
-    n_after = np.zeros(len(spans.nbytes), np.int64)
-    if level.index_location == "end" and len(n_after):
+    nbytes_after = np.zeros(len(spans.nbytes), np.int64)
+    if level.index_location == "end" and len(nbytes_after):
         stop = spans.offset + spans.nbytes
         is_first = np.diff(spans.object_row, prepend=spans.object_row[0] - 1) != 0
         last_stop = np.maximum.reduceat(stop, np.flatnonzero(is_first))[np.cumsum(is_first) - 1]
-        n_after[stop == last_stop] = level.index_nbytes
-    return n_after
+        nbytes_after[stop == last_stop] = level.index_nbytes
+    return nbytes_after

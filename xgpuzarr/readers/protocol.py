@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from xgpuzarr.plan.byte_ranges import MISSING
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -16,9 +18,6 @@ __all__ = ["MISSING", "WHOLE", "ObjectRead", "Reader"]
 
 WHOLE = -1
 """As `nbytes` of a range: up to the end of the object."""
-
-MISSING = -1
-"""As a size: there is no such object, or no such chunk in its shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +31,14 @@ class ObjectRead:
     ranges
         (offset, nbytes) of each range. A negative offset counts from the end of the object; ``nbytes=WHOLE`` reads
         to its end.
-    n_after
+    nbytes_after
         Bytes that the object must hold after the range that ends last, whose offset and size are then given. For
         readers that do not tell the size of an object: they ask for as many bytes more, which come short if it ends.
     """
 
     key: str
     ranges: tuple[tuple[int, int], ...]
-    n_after: int = 0
+    nbytes_after: int = 0
 
 
 class Reader(Protocol):

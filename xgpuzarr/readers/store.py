@@ -200,31 +200,31 @@ class StoreReader:
     async def _read_object(self, wanted: ObjectRead) -> Parts:
         last = max(wanted.ranges, key=sum)
         parts = await asyncio.gather(
-            *(self._get(wanted.key, *place, wanted.n_after if place is last else 0) for place in wanted.ranges)
+            *(self._get(wanted.key, *place, wanted.nbytes_after if place is last else 0) for place in wanted.ranges)
         )
         present = [part for part in parts if part is not None]
         if present and len(present) < len(parts):
             raise ChunkReadError(f"store {self.store_name!r}, key {wanted.key!r}: object vanished while being read")
         return present or None
 
-    async def _get(self, key: str, offset: int, nbytes: int, n_after: int) -> memoryview | None:
+    async def _get(self, key: str, offset: int, nbytes: int, nbytes_after: int) -> memoryview | None:
         async with self._limit:
-            buffer = await self._answer(key, offset, nbytes + n_after)
+            buffer = await self._answer(key, offset, nbytes + nbytes_after)
         if buffer is None:
             return None
         got = memoryview(buffer.as_numpy_array())
         if nbytes == WHOLE:
             return got
-        if len(got) > nbytes + n_after:
+        if len(got) > nbytes + nbytes_after:
             raise ChunkReadError(f"{self._where(key, offset, nbytes)}: got {len(got)} bytes; it does not serve ranges")
         if len(got) < nbytes:
             raise CorruptChunkError(
                 f"{self._where(key, offset, nbytes)}: got {len(got)} bytes; the object was cut short"
             )
-        if len(got) < nbytes + n_after:
+        if len(got) < nbytes + nbytes_after:
             raise CorruptChunkError(
                 f"{self._where(key, offset, nbytes)}: {len(got) - nbytes} bytes follow, the shard index takes "
-                f"{n_after}; the index leads into itself, or the object was cut short"
+                f"{nbytes_after}; the index leads into itself, or the object was cut short"
             )
         return got[:nbytes]
 

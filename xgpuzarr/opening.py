@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import zipfile
@@ -92,6 +93,8 @@ def open_zarr_array(
     except (BaseZarrError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise _explained(error, opened, str(store), path, name) from error
     except BaseException as error:  # of the store's client: it stays what it is, and gains the place
+        if isinstance(opened, ZipStore) and _tells_of_a_damaged_zip(error):
+            raise MetadataError(f"store {store!s}: the zip file is damaged ({error})") from error
         error.add_note(f"while reading the metadata of {name} of store {store!s}")
         raise
     return array
@@ -155,6 +158,12 @@ def _make_codecs(array: zarr.Array[Any]) -> None:
         for codec in chunk_codecs(array):
             if (name := codec.to_dict()["name"]).startswith("numcodecs."):
                 numcodecs.get_codec({"id": name.removeprefix("numcodecs."), **codec.to_dict()["configuration"]})
+
+
+def _tells_of_a_damaged_zip(error: BaseException) -> bool:
+    """Whether this is what zipfile raises for a broken directory: a seek to where no file can be, for one."""
+    is_newer = type(error) is NotImplementedError  # "zip file version 23.5"
+    return isinstance(error, zipfile.BadZipFile) or is_newer or getattr(error, "errno", None) == errno.EINVAL
 
 
 def _explained(error: Exception, store: Any, store_name: str, path: str, name: str) -> Exception:

@@ -205,8 +205,7 @@ class HostTasks(ABC):
 
     def _spans(self, rows: NDArray[np.int64], max_gap_bytes: int) -> tuple[ByteRanges, Spans]:
         """Byte ranges of stored chunks, and the reads that fetch them."""
-        ranges = self.ranges
-        part = ByteRanges(ranges.object_row[rows], ranges.offset[rows], ranges.nbytes[rows])
+        part = self.ranges.take(rows)
         return part, coalesce(part, max_gap_bytes=max_gap_bytes, max_read_bytes=self.source.options.max_read_bytes)
 
     def _vanished(self, row: int) -> CorruptChunkError:

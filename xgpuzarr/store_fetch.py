@@ -19,7 +19,7 @@ import numpy as np
 
 from xgpuzarr.device_wave import Fetched
 from xgpuzarr.errors import ChunkReadError
-from xgpuzarr.plan.byte_ranges import ByteRanges, Spans, coalesce
+from xgpuzarr.plan.byte_ranges import ByteRanges, Spans, coalesce, pack
 from xgpuzarr.plan.shard_index import bytes_after
 from xgpuzarr.pool import run_all
 from xgpuzarr.readers.protocol import WHOLE, ObjectRead
@@ -112,7 +112,7 @@ class StoreFetch:
             is_there = np.array([parts is not None for parts in arrived], np.bool_)
             parts = [parts[0] for parts in arrived if parts is not None]
             nbytes = np.array([len(part) for part in parts], np.int64)
-            at, slab_nbytes = _aligned(nbytes)
+            at, slab_nbytes = pack(nbytes)
             slab = cupy.empty(slab_nbytes, np.uint8)
             self._copy(parts, slab, at, stream)
             return Fetched(slab, rows[is_there], at, nbytes, np.zeros(len(parts), np.int64)), rows[~is_there]
@@ -169,23 +169,15 @@ class StoreFetch:
 
 def spans_of(ranges: ByteRanges, rows: NDArray[np.int64], max_gap_bytes: int, max_read_bytes: int) -> Spans:
     """Reads that fetch the chunks of some rows."""
-    part = ByteRanges(ranges.object_row[rows], ranges.offset[rows], ranges.nbytes[rows])
-    return coalesce(part, max_gap_bytes=max_gap_bytes, max_read_bytes=max_read_bytes)
+    return coalesce(ranges.take(rows), max_gap_bytes=max_gap_bytes, max_read_bytes=max_read_bytes)
 
 
 def layout_slab(ranges: ByteRanges, rows: NDArray[np.int64], spans: Spans) -> tuple[NDArray[np.int64], Fetched]:
     """Make a slab for the spans that hold the chunks of some rows; where each span and each chunk goes."""
-    span_at, slab_nbytes = _aligned(spans.nbytes)
+    span_at, slab_nbytes = pack(spans.nbytes)
     slab = cupy.empty(slab_nbytes, np.uint8)
     at = span_at[spans.chunk_span] + spans.chunk_offset
     return span_at, Fetched(slab, rows, at, ranges.nbytes[rows], ranges.offset[rows])
-
-
-def _aligned(nbytes: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Offsets that lay pieces out one after the other on 16-byte boundaries, and the room they take."""
-    room = -(-nbytes // 16) * 16
-    at = np.cumsum(room) - room
-    return at, int(room.sum())
 
 
 @cache

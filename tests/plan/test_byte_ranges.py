@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xgpuzarr.plan.byte_ranges import MISSING, ByteRanges, Spans, coalesce
+from xgpuzarr.plan.byte_ranges import MISSING, ByteRanges, Spans, coalesce, pack
 
 Range = tuple[int, int, int]
 
@@ -109,3 +109,8 @@ def test_offsets_near_the_end_of_int64_do_not_overflow() -> None:
         (0, top - 9, 9),
         (1, top - 5, 5),
     ]
+
+
+def test_pieces_are_packed_on_boundaries_of_16_bytes() -> None:
+    at, nbytes = pack(np.array([1, 16, 0, 17]))
+    assert (at.tolist(), nbytes) == ([0, 16, 32, 32], 64)

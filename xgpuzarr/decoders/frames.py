@@ -21,6 +21,7 @@ import numpy as np
 from xgpuzarr.decoders import nvcomp
 from xgpuzarr.kernels import launch, launch_checksums, launch_frames
 from xgpuzarr.kernels.arguments import upload
+from xgpuzarr.plan.byte_ranges import pack
 from xgpuzarr.plan.zstd import MAX_BLOCK_NBYTES, MAX_HEADER_NBYTES, ZstdHeaders
 
 if TYPE_CHECKING:
@@ -306,9 +307,8 @@ def aligned(
     """Frames where each starts as nvCOMP asks: where they are, or else copied; the buffer, and their offsets."""
     if not np.any((slab.data.ptr + at) % nvcomp.decode_alignment(algorithm).input):
         return slab, at
-    room = -(-nbytes // 16) * 16  # the most that any algorithm asks for
-    aligned_at = np.cumsum(room) - room
-    copy = cupy.empty(int(room.sum()), np.uint8)
+    aligned_at, copy_nbytes = pack(nbytes)  # at multiples of the most that any algorithm asks for
+    copy = cupy.empty(copy_nbytes, np.uint8)
     launch.copy_bytes(
         slab,
         copy,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MISSING", "ByteRanges", "Spans", "coalesce"]
+__all__ = ["MISSING", "ByteRanges", "Spans", "coalesce", "pack"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -35,6 +35,10 @@ class ByteRanges:
     object_row: Int64Array
     offset: Int64Array
     nbytes: Int64Array
+
+    def take(self, rows: Int64Array) -> ByteRanges:
+        """Those of some chunks."""
+        return ByteRanges(self.object_row[rows], self.offset[rows], self.nbytes[rows])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +102,13 @@ def coalesce(ranges: ByteRanges, *, max_gap_bytes: int, max_read_bytes: int) -> 
         chunk_span=chunk_span,
         chunk_offset=chunk_offset,
     )
+
+
+def pack(nbytes: Int64Array) -> tuple[Int64Array, int]:
+    """Offsets that lay pieces of these sizes one after the other on 16-byte boundaries, and the room they take."""
+    room = -(-nbytes // 16) * 16
+    at = np.cumsum(room) - room
+    return at, int(room.sum())
 
 
 def _reach(stop: Int64Array, is_first: npt.NDArray[np.bool_]) -> Int64Array:

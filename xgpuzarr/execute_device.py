@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,8 @@ from xgpuzarr.readers.protocol import MISSING, ObjectRead
 from xgpuzarr.store_fetch import StoreFetch, layout_slab, spans_of
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from numpy.typing import NDArray
 
     from xgpuzarr.execute import Source
@@ -91,13 +93,7 @@ def read_device(plan: ReadPlan, source: Source) -> Any:
     """
     output = DeviceOutput(plan)
     if output.nbytes:
-        try:
-            _DeviceRead(plan, source, output).run()
-        except (ChunkReadError, CorruptChunkError) as error:
-            if str(error).startswith("array "):
-                raise
-            # a reader's, which knows store and key
-            raise type(error)(f"array {plan.layout.path!r}: {error}") from error
+        _DeviceRead(plan, source, output).run()
     return output.result()
 
 
@@ -168,7 +164,8 @@ class _DeviceRead:
             stop = min(start + OBJECTS_A_TASK, len(keys))
             nbytes[start:stop] = [reader.object_nbytes(key) for key in keys[start:stop]]
 
-        run_all(look, range(0, len(keys), OBJECTS_A_TASK), options.threads)
+        with self._naming_the_array():
+            run_all(look, range(0, len(keys), OBJECTS_A_TASK), options.threads)
         return ByteRanges(plan.object_row, np.zeros(plan.n_chunks, np.int64), nbytes[plan.object_row])
 
     def _waves(self, ranges: ByteRanges | None, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -258,7 +255,7 @@ class _DeviceRead:
         """Encoded chunks of a wave in device memory; None if they went straight into the output."""
         began = time.perf_counter()
         missing = None
-        with stream:
+        with stream, self._naming_the_array():
             if self.store_fetch is None:
                 assert ranges is not None  # files tell their sizes
                 fetched = self._fetch_files(ranges, rows, stream)
@@ -269,6 +266,14 @@ class _DeviceRead:
             self._fill(missing)  # on the caller's stream: nobody waits for that of a wave without chunks
         self.read_s += time.perf_counter() - began
         return fetched
+
+    @contextmanager
+    def _naming_the_array(self) -> Generator[None]:
+        """Put the array before the store and key that a reader's errors name."""
+        try:
+            yield
+        except (ChunkReadError, CorruptChunkError) as error:
+            raise type(error)(f"array {self.plan.layout.path!r}: {error}") from error
 
     def _fetch_files(self, ranges: ByteRanges, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> Fetched | None:
         """From local files by KvikIO; unencoded chunks that are one piece of the output go straight there."""

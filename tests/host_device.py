@@ -11,7 +11,7 @@ import ctypes
 import sys
 import threading
 import zlib
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 BOUND_TO_CUPY = (
     "execute_device",
     "execute_staged",
+    "file_fetch",
     "store_fetch",
     "device_wave",
     "device_output",
@@ -177,13 +178,20 @@ class PlainReader:
     def __init__(self, root: str) -> None:
         self._root = root
 
-    def read_into(
+    def turn(self, _nbytes: int) -> Any:
+        return nullcontext()
+
+    def begin(
         self, keys: list[str], slab: Any, *, object_row: Any, offset: Any, nbytes: Any, slab_offset: Any, after: Any
-    ) -> None:
+    ) -> Any:
         del after
-        for row, start, size, at in zip(object_row, offset, nbytes, slab_offset, strict=True):
-            data = Path(self._root, keys[row]).read_bytes()[start : start + size]
-            slab[at : at + size].set(np.frombuffer(data, np.uint8))
+
+        def finish() -> None:
+            for row, start, size, at in zip(object_row, offset, nbytes, slab_offset, strict=True):
+                data = Path(self._root, keys[row]).read_bytes()[start : start + size]
+                slab[at : at + size].set(np.frombuffer(data, np.uint8))
+
+        return SimpleNamespace(finish=finish, abandon=lambda: None)
 
 
 class PlainBuffer:

@@ -2,8 +2,8 @@
 
 A wave is as many chunks as fit the memory budget. Its encoded bytes are read into one slab of device memory, a few
 bytes of every chunk are checked on the host, one call decodes all, one kernel puts every element in its place. All of
-that is queued: while a wave decodes, the next is read. Nothing is handed out before every status, decoded size and
-guard zone has been looked at.
+that is queued: the bytes of the next wave are on their way before a wave is decoded. Nothing is handed out before every
+status, decoded size and guard zone has been looked at.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from xgpuzarr.device_output import DeviceOutput, out_of_memory
 from xgpuzarr.device_wave import Fetched, Wave
 from xgpuzarr.diagnostics import ReadReport, emit
 from xgpuzarr.errors import ChunkReadError, CorruptChunkError
+from xgpuzarr.file_fetch import FileFetch
 from xgpuzarr.locate import locate
 from xgpuzarr.plan.byte_ranges import ByteRanges
 from xgpuzarr.plan.memory import inflight_nbytes, split_batches
 from xgpuzarr.pool import run_all
 from xgpuzarr.readers.host import LocalReader
-from xgpuzarr.readers.kvikio import KvikioReader
 from xgpuzarr.readers.protocol import MISSING, ObjectRead
-from xgpuzarr.store_fetch import StoreFetch, layout_slab, spans_of
+from xgpuzarr.store_fetch import StoreFetch
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -111,11 +111,10 @@ class _DeviceRead:
     def __init__(self, plan: ReadPlan, source: Source, output: DeviceOutput) -> None:
         self.plan, self.source, self.output = plan, source, output
         self.reader = source.reader
-        self.store_fetch: StoreFetch | None = None  # for stores that are no local folder
         self.streams = _streams(cupy.cuda.Device().id)
         self.in_flight: deque[Wave] = deque()
         self.n_started = 0
-        self.n_missing = self.n_host_chunks = self.encoded_nbytes = 0
+        self.n_missing = self.n_host_chunks = 0
         self.read_s = 0.0
 
     def run(self) -> None:
@@ -129,11 +128,11 @@ class _DeviceRead:
         waves = self._waves(ranges, rows)
         self.read_s += time.perf_counter() - began
         with ExitStack() as stack:
-            if not isinstance(self.reader, LocalReader):
-                self.store_fetch = StoreFetch(self.plan, self.source, ranges, waves)
-                stack.callback(self.store_fetch.close)
+            fetch = self._fetch_of(ranges, waves)
+            stack.callback(fetch.close)
             stack.callback(self._abandon_waves)
-            self._run_waves(ranges, waves)
+            self._run_waves(fetch, waves)
+            encoded_nbytes = fetch.encoded_nbytes
         emit(
             ReadReport(
                 array=self.plan.layout.path,
@@ -141,7 +140,7 @@ class _DeviceRead:
                 n_chunks=self.plan.n_chunks,
                 n_missing=self.n_missing,
                 n_host_chunks=self.n_host_chunks,
-                encoded_nbytes=self.encoded_nbytes,
+                encoded_nbytes=encoded_nbytes,
                 decoded_nbytes=self.plan.decoded_nbytes,
                 out_nbytes=self.plan.out_nbytes,
                 read_s=self.read_s,
@@ -194,39 +193,50 @@ class _DeviceRead:
         most = min(budget // N_STREAMS, int(inflight.sum()) // n_waves + int(inflight.max(initial=1)))
         return [rows[part] for part in split_batches(inflight, max_batch_bytes=most)]
 
-    def _run_waves(self, ranges: ByteRanges | None, waves: list[NDArray[np.int64]]) -> None:
+    def _fetch_of(self, ranges: ByteRanges | None, waves: list[NDArray[np.int64]]) -> FileFetch | StoreFetch:
+        if not isinstance(self.reader, LocalReader):
+            return StoreFetch(self.plan, self.source, ranges, waves)
+        assert ranges is not None  # files tell their sizes
+        return FileFetch(self.reader.root, self._object_keys, ranges, waves, self.output, self.source.options)
+
+    def _run_waves(self, fetch: FileFetch | StoreFetch, waves: list[NDArray[np.int64]]) -> None:
         """Start and finish every wave; a wave that meets too little memory is tried again, alone and in halves."""
-        todo = deque(waves)
+        todo, alone = deque(waves), False
         while todo:
-            if len(self.in_flight) == N_STREAMS:
+            if len(self.in_flight) == N_STREAMS - 1:  # and one more on its way
                 self._finish_oldest()
             rows = todo.popleft()
-            stream = self.streams[self.n_started % N_STREAMS]
+            stream, following = (self.streams[(self.n_started + ahead) % N_STREAMS] for ahead in (0, 1))
             self.n_started += 1
+            stream.wait_event(self.output.ready)
             try:
-                self._start(ranges, rows, stream)
+                fetched = self._fetch(fetch, rows, stream)
+                if todo and not alone:
+                    self._begin(fetch, todo[0], following)
+                self._start(fetched, stream)
+                alone = False
             except cupy.cuda.memory.OutOfMemoryError as error:
                 stream.synchronize()
-                todo.extendleft(reversed(self._halves(rows, error)))
+                todo.extendleft(reversed(self._halves(fetch, rows, error)))
+                alone = True
             except BaseException:
                 stream.synchronize()  # nothing may write to the output once the error is out
                 raise
         while self.in_flight:
             self._finish_oldest()
 
-    def _start(self, ranges: ByteRanges | None, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> None:
-        """Fetch a wave and queue its work; what was queued before goes on meanwhile."""
-        stream.wait_event(self.output.ready)
-        fetched = self._fetch(ranges, rows, stream)
-        if fetched is None or not len(fetched.rows):
-            return
-        wave = Wave(fetched, self.output, stream)
-        wave.start()
-        self.in_flight.append(wave)
+    def _start(self, fetched: Fetched, stream: cupy.cuda.Stream) -> None:
+        """Queue the work of a wave; what was queued before goes on meanwhile."""
+        if len(fetched.rows):
+            wave = Wave(fetched, self.output, stream)
+            wave.start()
+            self.in_flight.append(wave)
 
-    def _halves(self, rows: NDArray[np.int64], error: Exception) -> list[NDArray[np.int64]]:
+    def _halves(
+        self, fetch: FileFetch | StoreFetch, rows: NDArray[np.int64], error: Exception
+    ) -> list[NDArray[np.int64]]:
         """Make room after running out of memory, and say what to try instead of a wave."""
-        had_company = bool(self.in_flight)
+        had_company = bool(self.in_flight) or fetch.drop()
         while self.in_flight:
             self._finish_oldest()
         cupy.get_default_memory_pool().free_all_blocks()
@@ -251,21 +261,21 @@ class _DeviceRead:
             raise
         self.n_host_chunks += wave.n_host_chunks
 
-    def _fetch(self, ranges: ByteRanges | None, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> Fetched | None:
-        """Encoded chunks of a wave in device memory; None if they went straight into the output."""
+    def _fetch(self, fetch: FileFetch | StoreFetch, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> Fetched:
+        """Encoded chunks of a wave in device memory, those that are not there or are in the output already left out."""
         began = time.perf_counter()
-        missing = None
         with stream, self._naming_the_array():
-            if self.store_fetch is None:
-                assert ranges is not None  # files tell their sizes
-                fetched = self._fetch_files(ranges, rows, stream)
-            else:
-                fetched, missing = self.store_fetch.fetch(rows, stream)
-                self.encoded_nbytes += int(fetched.nbytes.sum())
-        if missing is not None:
-            self._fill(missing)  # on the caller's stream: nobody waits for that of a wave without chunks
+            fetched, missing = fetch.fetch(rows, stream)
+        self._fill(missing)  # on the caller's stream: nobody waits for that of a wave without chunks
         self.read_s += time.perf_counter() - began
         return fetched
+
+    def _begin(self, fetch: FileFetch | StoreFetch, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> None:
+        """Have the bytes of the next wave on their way."""
+        began = time.perf_counter()
+        with self._naming_the_array():
+            fetch.begin(rows, stream)
+        self.read_s += time.perf_counter() - began
 
     @contextmanager
     def _naming_the_array(self) -> Generator[None]:
@@ -274,48 +284,6 @@ class _DeviceRead:
             yield
         except (ChunkReadError, CorruptChunkError) as error:
             raise type(error)(f"array {self.plan.layout.path!r}: {error}") from error
-
-    def _fetch_files(self, ranges: ByteRanges, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> Fetched | None:
-        """From local files by KvikIO; unencoded chunks that are one piece of the output go straight there."""
-        assert isinstance(self.reader, LocalReader)  # the caller looked
-        reader = KvikioReader(self.reader.root)
-        nbytes = ranges.nbytes[rows]
-        self.encoded_nbytes += int(nbytes.sum())
-        slab_at = self.output.slab[rows]
-        plain = self.plan.layout.codec_chain.compressor is None
-        if plain and (slab_at >= 0).all() and (nbytes == self.plan.layout.chunk_nbytes).all():
-            keys, object_row = self._keys(ranges.object_row[rows])
-            reader.read_into(
-                keys,
-                self.output.memory,
-                object_row=object_row,
-                offset=ranges.offset[rows],
-                nbytes=nbytes,
-                slab_offset=slab_at,
-                after=self.output.ready,
-            )
-            return None
-        options = self.source.options
-        spans = spans_of(ranges, rows, options.max_gap_bytes, options.max_read_bytes)
-        span_at, fetched = layout_slab(ranges, rows, spans)
-        keys, object_row = self._keys(spans.object_row)
-        allocated = cupy.cuda.Event(disable_timing=True)
-        allocated.record(stream)
-        reader.read_into(
-            keys,
-            fetched.slab,
-            object_row=object_row,
-            offset=spans.offset,
-            nbytes=spans.nbytes,
-            slab_offset=span_at,
-            after=allocated,
-        )
-        return fetched
-
-    def _keys(self, object_rows: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
-        """Keys of some ascending object rows, each once, and for each row the index of its key."""
-        unique, index = np.unique(object_rows, return_inverse=True)
-        return [self._object_keys[row] for row in unique.tolist()], index
 
     @cached_property
     def _object_keys(self) -> list[str]:

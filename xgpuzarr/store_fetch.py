@@ -55,6 +55,11 @@ class StoreFetch:
         Byte range of every chunk; None where chunks are whole objects, and only reading tells which exist.
     waves
         Plan rows of the chunks of each wave, in the order in which they will be fetched; none is missing in `ranges`.
+
+    Attributes
+    ----------
+    encoded_nbytes
+        Encoded size of the chunks that were fetched so far, in bytes.
     """
 
     def __init__(
@@ -64,6 +69,14 @@ class StoreFetch:
         self.device = cupy.cuda.Device()
         self.ahead = deque(waves)
         self.arrivals = self._read(waves)
+        self.encoded_nbytes = 0
+
+    def begin(self, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> None:
+        """Nothing: requests of the waves ahead are under way in any case."""
+
+    def drop(self) -> bool:
+        """False: no memory of the device is held for waves ahead."""
+        return False
 
     def fetch(self, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> tuple[Fetched, NDArray[np.int64]]:
         """Read the next wave; or any other, which is then read for itself: a part of one that met too little memory.
@@ -89,9 +102,12 @@ class StoreFetch:
         """
         if self.ahead and self.ahead[0] is rows:
             self.ahead.popleft()
-            return self._copy_to_device(rows, next(self.arrivals), stream)
-        with closing(self._read([rows])) as arrivals:
-            return self._copy_to_device(rows, next(arrivals), stream)
+            fetched, missing = self._copy_to_device(rows, next(self.arrivals), stream)
+        else:
+            with closing(self._read([rows])) as arrivals:
+                fetched, missing = self._copy_to_device(rows, next(arrivals), stream)
+        self.encoded_nbytes += int(fetched.nbytes.sum())
+        return fetched, missing
 
     def close(self) -> None:
         """End what is under way."""

@@ -128,11 +128,16 @@ def objects(tmp_path):
     return tmp_path, contents
 
 
-def read(root, keys, ranges, slab, *, after=None, **knobs):
-    """Read ranges of (object row, offset, nbytes, place in the slab)."""
+def begin(root, keys, ranges, slab, *, after=None, **knobs):
+    """Begin to read ranges of (object row, offset, nbytes, place in the slab)."""
     columns = np.array(ranges, np.int64).reshape(-1, 4).T
     names = ("object_row", "offset", "nbytes", "slab_offset")
-    KvikioReader(root, **knobs).read_into(keys, slab, **dict(zip(names, columns, strict=True)), after=after)
+    return KvikioReader(root, **knobs).begin(keys, slab, **dict(zip(names, columns, strict=True)), after=after)
+
+
+def read(*args, **kwargs):
+    """Read such ranges."""
+    begin(*args, **kwargs).finish()
 
 
 def expected(contents, keys, ranges, nbytes):
@@ -168,6 +173,46 @@ def test_few_objects_are_open_at_once(kvikio, objects, monkeypatch):
     read(root, list(contents), ranges, slab)
     np.testing.assert_array_equal(slab.array, expected(contents, list(contents), ranges, 10_000))
     assert (kvikio.most_open, kvikio.n_open) == (3, 0)
+
+
+def test_begun_reads_go_on_by_themselves(kvikio, objects, monkeypatch):
+    monkeypatch.setattr(module, "MAX_OPEN_OBJECTS", 3)
+    root, contents = objects
+    slab = FakeSlab(10_000)
+    wave = begin(root, list(contents), [(row, 0, 1000, 1000 * row) for row in range(10)], slab)
+    assert (kvikio.log, kvikio.n_waited, kvikio.n_open) == ([("pread", 1000, None)] * 3, 0, 3)
+    wave.finish()
+    assert (len(kvikio.log), kvikio.n_waited, kvikio.n_open) == (10, 10, 0)
+    assert slab.array.tobytes() == b"".join(content[:1000] for content in contents.values())
+
+
+def test_abandoned_reads_are_waited_for_and_no_others_begun(kvikio, objects, monkeypatch):
+    monkeypatch.setattr(module, "MAX_OPEN_OBJECTS", 3)
+    root, contents = objects
+    wave = begin(root, list(contents), [(row, 0, 1000, 1000 * row) for row in range(10)], FakeSlab(10_000))
+    wave.abandon()
+    assert (len(kvikio.log), kvikio.n_waited, kvikio.n_open) == (3, 3, 0)
+    wave.finish()
+    assert len(kvikio.log) == 3
+
+
+def test_large_reads_take_turns(kvikio, tmp_path):
+    del kvikio
+    readers = [KvikioReader(tmp_path), KvikioReader(tmp_path)]
+    order = []
+
+    def second():
+        with readers[1].turn(module.LARGE_READ_NBYTES):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with readers[0].turn(module.LARGE_READ_NBYTES):
+        thread.start()
+        with readers[1].turn(module.LARGE_READ_NBYTES - 1):
+            order.append("small")
+        order.append("first")
+    thread.join()
+    assert order == ["small", "first", "second"]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """Byte ranges of many files into device memory, in one wave, by KvikIO.
 
-KvikIO reads by GPUDirect Storage where the system has it, and through its own pinned buffers elsewhere. One call opens
-each object once, queues every range on KvikIO's thread pool, and returns when all bytes are on the device. Ranges below
-KvikIO's ``gds_threshold`` (16 KiB) are read one after the other by the calling thread: for many tiny objects, read on
-the host and stage (`xgpuzarr.readers.staging`).
+KvikIO reads by GPUDirect Storage where the system has it, and through its own pinned buffers elsewhere. A wave opens
+each object once and queues every range on KvikIO's thread pool, whose threads then read while the caller does something
+else. Ranges below KvikIO's ``gds_threshold`` (16 KiB) are read one after the other by the calling thread: for many tiny
+objects, read on the host and stage (`xgpuzarr.readers.staging`).
 
 Objects are not looked at before they are opened, which would cost as much again: callers have done so to learn sizes
 (`xgpuzarr.readers.host.LocalReader.object_nbytes`), and have then refused what is no file.
@@ -26,7 +26,8 @@ from xgpuzarr.errors import ChunkReadError, MissingDependencyError
 from xgpuzarr.options import usable_cpus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     import cupy
@@ -34,14 +35,15 @@ if TYPE_CHECKING:
 
     type _Range = tuple[int, int, int]  # offset in the object, nbytes, offset in the slab
 
-__all__ = ["KvikioReader"]
+__all__ = ["KvikioReader", "WaveRead"]
 
 MAX_OPEN_OBJECTS = 128  # KvikIO holds two descriptors each, and processes may often have 1024
 MAX_THREADS = 16  # more did not read faster from the page cache
 
 LARGE_READ_NBYTES = 64 << 20
-"""Reads from this size on take turns: each keeps all of KvikIO's threads busy, and threads that submit ranges at the
-same time only wait for Python's lock. Smaller ones do not, for they may be waiting for a distant disk."""
+"""Reads from this size on take turns: each keeps all of KvikIO's threads busy, and reads that advance side by side are
+all at their first bytes together and all at their last decoding together, while storage waits. Smaller ones do not, for
+they may be waiting for a distant disk."""
 
 _THREADS_LOCK = threading.Lock()
 _large_reads = threading.Lock()
@@ -80,7 +82,11 @@ class KvikioReader:
         """The store, as an error should name it."""
         return self._root
 
-    def read_into(
+    def turn(self, nbytes: int) -> AbstractContextManager[object]:
+        """What to hold from the first to the last byte of a read of so many bytes; waits while another one has it."""
+        return _large_reads if nbytes >= LARGE_READ_NBYTES else contextlib.nullcontext()
+
+    def begin(
         self,
         keys: Sequence[str],
         slab: cupy.ndarray,
@@ -90,8 +96,8 @@ class KvikioReader:
         nbytes: NDArray[np.int64],
         slab_offset: NDArray[np.int64],
         after: cupy.cuda.Event | None,
-    ) -> None:
-        """Read byte ranges into a slab of device memory; return when all of them are there.
+    ) -> WaveRead:
+        """Have byte ranges on their way into a slab of device memory, as many as objects may be open.
 
         Parameters
         ----------
@@ -110,59 +116,35 @@ class KvikioReader:
             for no other. Record it where the memory of the slab was last used; for a slab fresh from CuPy's pool, that
             is the current stream, right after allocating. None promises that no queued work uses this memory.
 
+        Returns
+        -------
+        WaveRead
+            To be finished or abandoned by this thread, in any case.
+
         Raises
         ------
         ChunkReadError
-            An object has vanished, is not readable, or ends before a range does. No read is under way any more when
-            this is raised.
-
-        Notes
-        -----
-        The bytes are visible to work queued on any stream from now on: the pool's threads synchronise their copies.
+            An object has vanished or is not readable. No read is under way any more when this is raised.
         """
-        import cupy
-
-        if len(object_row) == 0:
-            return
-        stop = slab_offset + nbytes
-        if np.any(slab_offset < 0) or np.any(stop > slab.nbytes) or np.any(np.diff(object_row) < 0):
+        if np.any(slab_offset < 0) or np.any(slab_offset + nbytes > slab.nbytes) or np.any(np.diff(object_row) < 0):
             raise ValueError(
                 f"ranges must be ordered by object and lie in the slab of {slab.nbytes} bytes, "
-                f"got {int(slab_offset.min())}:{int(stop.max())}"
+                f"got {int(slab_offset.min())}:{int((slab_offset + nbytes).max())}"
             )
-        bounds = [0, *(np.flatnonzero(np.diff(object_row)) + 1).tolist(), len(object_row)]
+        bounds = [0, *(np.flatnonzero(np.diff(object_row)) + 1).tolist(), len(object_row)] if len(object_row) else []
         ranges = list(zip(offset.tolist(), nbytes.tolist(), slab_offset.tolist(), strict=True))
         objects = ((keys[object_row[first]], ranges[first:last]) for first, last in itertools.pairwise(bounds))
-        with slab.device:
-            cupy.cuda.runtime.free(0)  # makes the device's context current, which KvikIO expects of its caller
-            if after is not None:
-                after.synchronize()
-            with _large_reads if int(nbytes.sum()) >= LARGE_READ_NBYTES else contextlib.nullcontext():
-                self._read_wave(objects, slab)
+        wave = WaveRead(self, objects, slab)
+        if ranges:
+            wave.begin(after)
+        return wave
 
-    def _read_wave(self, objects: Iterable[tuple[str, list[_Range]]], slab: cupy.ndarray) -> None:
-        flying: deque[_ObjectReads] = deque()
-        try:
-            for key, ranges in objects:
-                if len(flying) == MAX_OPEN_OBJECTS:
-                    flying.popleft().finish()
-                reads = self._open(key)
-                flying.append(reads)
-                for offset, nbytes, at in ranges:
-                    if nbytes:
-                        reads.submit(_Room(slab.data.ptr + at, nbytes), offset, nbytes, self._task_nbytes)
-            while flying:
-                flying.popleft().finish()
-        finally:
-            # After an error, the reads still under way go on writing to the slab: wait for them.
-            for reads in flying:
-                reads.wait()
-
-    def _open(self, key: str) -> _ObjectReads:
+    def open(self, key: str) -> _ObjectReads:
+        """Open one object."""
         import kvikio
 
         try:
-            return _ObjectReads(self._root, key, kvikio.CuFile(self._path(key)))
+            return _ObjectReads(self._root, key, kvikio.CuFile(self._path(key)), self._task_nbytes)
         except (RuntimeError, OSError) as error:
             # KvikIO's text holds the reason, but not as an errno
             raise ChunkReadError(
@@ -174,6 +156,66 @@ class KvikioReader:
         if key.startswith("/") or "\0" in key or ".." in key.split("/"):
             raise ChunkReadError(f"store {self._root!r}: key {key!r} leads out of the store")
         return f"{self._root}/{key}"
+
+
+class WaveRead:
+    """Byte ranges on their way into a slab: made by `KvikioReader.begin`."""
+
+    def __init__(self, reader: KvikioReader, objects: Iterator[tuple[str, list[_Range]]], slab: cupy.ndarray) -> None:
+        self._reader, self._objects, self._slab = reader, objects, slab
+        self._flying: deque[_ObjectReads] = deque()
+
+    def begin(self, after: cupy.cuda.Event | None) -> None:
+        """Wait for an event, then queue the ranges of as many objects as may be open."""
+        import cupy
+
+        with self._slab.device:
+            cupy.cuda.runtime.free(0)  # makes the device's context current, which KvikIO expects of its caller
+            if after is not None:
+                after.synchronize()
+            with self._abandoned_on_error():
+                for key, ranges in itertools.islice(self._objects, MAX_OPEN_OBJECTS):
+                    self._submit(key, ranges)
+
+    def finish(self) -> None:
+        """Queue the other ranges as objects are done with, and return when all bytes are on the device.
+
+        Raises
+        ------
+        ChunkReadError
+            An object has vanished, is not readable, or ends before a range does. No read is under way any more when
+            this is raised.
+
+        Notes
+        -----
+        The bytes are visible to work queued on any stream from now on: the pool's threads synchronise their copies.
+        """
+        with self._slab.device, self._abandoned_on_error():
+            while self._flying:
+                self._flying.popleft().finish()
+                for key, ranges in itertools.islice(self._objects, 1):
+                    self._submit(key, ranges)
+
+    def abandon(self) -> None:
+        """Wait for the reads that are under way, which go on writing to the slab, and begin no others."""
+        self._objects = iter(())
+        while self._flying:
+            self._flying.popleft().wait()
+
+    def _submit(self, key: str, ranges: list[_Range]) -> None:
+        reads = self._reader.open(key)
+        self._flying.append(reads)
+        for offset, nbytes, at in ranges:
+            if nbytes:
+                reads.submit(_Room(self._slab.data.ptr + at, nbytes), offset, nbytes)
+
+    @contextlib.contextmanager
+    def _abandoned_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.abandon()
+            raise
 
 
 class _Room:
@@ -194,15 +236,15 @@ class _Room:
 class _ObjectReads:
     """The reads under way of one open object. KvikIO's futures must not outlive its handle."""
 
-    __slots__ = ("_file", "_key", "_reads", "_root")
+    __slots__ = ("_file", "_key", "_reads", "_root", "_task_nbytes")
 
-    def __init__(self, root: str, key: str, file: Any) -> None:
-        self._root, self._key, self._file = root, key, file
+    def __init__(self, root: str, key: str, file: Any, task_nbytes: int | None) -> None:
+        self._root, self._key, self._file, self._task_nbytes = root, key, file, task_nbytes
         self._reads: list[tuple[Any, int, int]] = []
 
-    def submit(self, out: _Room, offset: int, nbytes: int, task_nbytes: int | None) -> None:
+    def submit(self, out: _Room, offset: int, nbytes: int) -> None:
         try:
-            future = self._file.pread(out, nbytes, offset, task_nbytes)
+            future = self._file.pread(out, nbytes, offset, self._task_nbytes)
         except RuntimeError as error:  # small ranges are read at once
             raise self._error(offset, nbytes, str(error)) from error
         self._reads.append((future, offset, nbytes))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -107,3 +109,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--version"])
     assert exit_.value.code == 0
     assert capsys.readouterr().out == f"xgpuzarr {xgpuzarr.__version__}\n"
+
+
+def test_python_runs_the_package_as_the_command(store: str) -> None:
+    command = [sys.executable, "-m", "xgpuzarr"]
+    done = subprocess.run([*command, "inspect", store], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[0] == store
+    wrong = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("usage: xgpuzarr ")

@@ -84,6 +84,15 @@ def test_an_index_that_leads_into_itself(store: Store, key: object, offset: int)
     np.testing.assert_array_equal(array[4:], VALUES[4:])
 
 
+@pytest.mark.parametrize("offset", [4 * CHUNK_NBYTES - 6, 4 * CHUNK_NBYTES + INDEX_NBYTES, 1 << 40])
+@pytest.mark.parametrize("number", range(4))
+def test_the_chunk_with_the_wrong_entry_is_named(store: Store, number: int, offset: int) -> None:
+    objects = written()
+    array = opened(store, objects | {"c/0/0": with_entry(objects["c/0/0"], number, offset, CHUNK_NBYTES)})
+    with pytest.raises(CorruptChunkError, match=rf"^array '', chunk \({number // 2}, {number % 2}\)"):
+        array[:]
+
+
 def test_an_inner_shard_that_lies_in_the_outer_index() -> None:
     objects = written(is_nested=True)
     inner_nbytes = CHUNK_NBYTES + 16 + 4

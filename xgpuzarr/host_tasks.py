@@ -163,7 +163,10 @@ class HostTasks(ABC):
             ]
 
         def failed(chunks: list[_Chunk], error: ReadError) -> ReadError:
-            return self.named(chunks[0].row, error)
+            # Where the object ends too early, the chunk that ends last is one of those that are not there.
+            is_cut = isinstance(error, CorruptChunkError)
+            chunk = max(chunks, key=lambda chunk: chunk.span.stop) if is_cut else chunks[0]
+            return self.named(chunk.row, error)
 
         reader.read_each(wanted, take, failed, executor(options.threads), item_nbytes=nbytes)
 
@@ -221,7 +224,7 @@ class HostTasks(ABC):
             raise self.corrupt(row, problem, offset, len(encoded))
 
     def named(self, row: int, error: ReadError) -> ReadError:
-        """Make the error of a chunk, or of the first of some that are read together, out of a reader's."""
+        """Make the error of a chunk, or of one of some that are read together, out of a reader's."""
         coords = tuple(self.plan.chunk_coords[row].tolist())
         return type(error)(f"array {self.plan.layout.path!r}, chunk {coords}: {error}")
 

@@ -191,7 +191,7 @@ class PlainReader:
                 data = Path(self._root, keys[row]).read_bytes()[start : start + size]
                 slab[at : at + size].set(np.frombuffer(data, np.uint8))
 
-        return SimpleNamespace(finish=finish, abandon=lambda: None)
+        return SimpleNamespace(queue=lambda: None, finish=finish, abandon=lambda: None)
 
 
 class PlainBuffer:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 import subprocess
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
@@ -82,6 +84,58 @@ def test_a_handle_of_an_array_whose_metadata_is_in_its_group_alone(tmp_path: Pat
     shutil.rmtree(folder)
     with pytest.raises(xgpuzarr.ChunkReadError, match=r"t' of store .* is gone"):
         reopened(opened).t.compute()
+
+
+def change_metadata(path: Path, zarr_format: int, fill_value: float, *, own: bool = False) -> None:
+    """Give the array another fill value, in its group's consolidated metadata or in its own."""
+    if own:
+        file = path / ("t/zarr.json" if zarr_format == 3 else "t/.zarray")
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"fill_value": fill_value}))
+        return
+    file = path / ("zarr.json" if zarr_format == 3 else ".zmetadata")
+    document = json.loads(file.read_text())
+    members = document["consolidated_metadata"]["metadata"] if zarr_format == 3 else document["metadata"]
+    members["t" if zarr_format == 3 else "t/.zarray"]["fill_value"] = fill_value
+    file.write_text(json.dumps(document))
+
+
+@pytest.fixture(params=[2, 3])
+def consolidated(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, int]:
+    """A store whose last chunk reads as the fill value."""
+    encoding = {"t": {"chunks": (5, 12)}}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")
+        DATASET.to_zarr(tmp_path / "s.zarr", zarr_format=request.param, consolidated=True, encoding=encoding)
+    (tmp_path / "s.zarr" / ("t/c/3/0" if request.param == 3 else "t/3.0")).unlink()
+    return tmp_path / "s.zarr", request.param
+
+
+@pytest.mark.parametrize("how", ["other", "broken"])
+def test_a_handle_of_an_array_whose_own_metadata_differs_from_its_group_s(
+    consolidated: tuple[Path, int], how: str
+) -> None:
+    path, zarr_format = consolidated
+    change_metadata(path, zarr_format, 7.0)
+    if how == "broken":
+        (path / ("t/zarr.json" if zarr_format == 3 else "t/.zarray")).write_text("{")
+    opened = xr.open_dataset(path, engine="gpuzarr", device="cpu", chunks={}, mask_and_scale=False)
+    expected = VALUES.copy()
+    expected[15:] = 7
+    np.testing.assert_array_equal(opened.t, expected)
+    np.testing.assert_array_equal(reopened(opened).t, expected)
+    change_metadata(path, zarr_format, 8.0)
+    with pytest.raises(XGpuZarrError, match=r"its metadata changed after|is not valid JSON"):
+        reopened(opened).t.compute()
+
+
+def test_a_handle_that_was_not_opened_by_its_group_s_metadata_is_not_read_by_them(
+    consolidated: tuple[Path, int],
+) -> None:
+    path, zarr_format = consolidated
+    array = open_array(path, path="t", device="cpu")
+    change_metadata(path, zarr_format, 7.0, own=True)  # those of the group are as they were
+    with pytest.raises(XGpuZarrError, match="its metadata changed after this handle was made"):
+        reopened(array)[0]
 
 
 def test_a_handle_keeps_to_its_format(store: Path) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("host_device")
 
 N_CHUNKS = 6
-THREE_WAVES = ReadOptions(max_batch_bytes=4 * 3 * 40_000 * 3)
+TWO_CHUNKS_A_WAVE = ReadOptions(max_batch_bytes=4 * 350_000)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def path(tmp_path: Path, values: np.ndarray[Any, Any]) -> Path:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens, in order: bytes begun, there, given up; a wave decoded; the turn taken and given back."""
+    """What happens, in order: bytes begun, queued, there, given up; a wave decoded; the turn taken and given back."""
     from xgpuzarr import device_wave
 
     events: list[str] = []
@@ -63,6 +63,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def begin(self, *args: Any, **kwargs: Any) -> Any:
             read = super().begin(*args, **kwargs)
             events.append("begin")
+            read.queue = logged("queued", read.queue)
             read.finish, read.abandon = logged("there", read.finish), logged("abandon", read.abandon)
             return read
 
@@ -80,17 +81,18 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def _read(path: Path) -> Any:
-    return xgpuzarr.open_array(path, device="cuda", options=THREE_WAVES)[:].get()
+    return xgpuzarr.open_array(path, device="cuda", options=TWO_CHUNKS_A_WAVE)[:].get()
 
 
-def test_next_wave_is_begun_before_a_wave_is_decoded(path: Path, values: Any, log: list[str]) -> None:
+def test_next_wave_is_begun_before_the_last_bytes_of_a_wave_are_there(path: Path, values: Any, log: list[str]) -> None:
     np.testing.assert_array_equal(_read(path), values)
     n = log.count("decode")
     assert n > 2
-    assert log == ["turn", "begin", *["there", "begin", "decode"] * (n - 1), "there", "turn over", "decode"]
+    waves = [*["queued", "begin", "there", "decode"] * (n - 1), "queued", "there", "turn over", "decode"]
+    assert log == ["turn", "begin", *waves]
 
 
-def test_wave_that_meets_too_little_memory_gives_up_the_next(
+def test_wave_that_meets_too_little_memory_gives_up_the_next_and_is_tried_alone(
     path: Path, values: Any, log: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from xgpuzarr import device_wave
@@ -106,7 +108,8 @@ def test_wave_that_meets_too_little_memory_gives_up_the_next(
 
     monkeypatch.setattr(device_wave.Wave, "start", refuse_first)
     np.testing.assert_array_equal(_read(path), values)
-    assert log[:6] == ["turn", "begin", "there", "begin", "abandon", "begin"]
+    assert log[:6] == ["turn", "begin", "queued", "begin", "there", "abandon"]
+    assert log[6:11] == ["begin", "queued", "there", "decode", "begin"]  # alone
     assert (log.count("turn"), log.count("turn over")) == (1, 1)
 
 
@@ -126,7 +129,7 @@ def test_next_wave_waits_for_its_turn_if_there_is_no_memory_for_its_bytes(
 
     monkeypatch.setattr(file_fetch, "layout_slab", refuse_second)
     np.testing.assert_array_equal(_read(path), values)
-    assert log[:5] == ["turn", "begin", "there", "decode", "begin"]
+    assert log[:7] == ["turn", "begin", "queued", "there", "decode", "begin", "queued"]
 
 
 def test_one_chunk_that_never_fits(path: Path, log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,4 +153,4 @@ def test_error_leaves_nothing_under_way(path: Path, log: list[str], monkeypatch:
     monkeypatch.setattr(device_wave.Wave, "start", fail)
     with pytest.raises(ChunkReadError, match="gone"):
         _read(path)
-    assert log == ["turn", "begin", "there", "begin", "abandon", "turn over"]
+    assert log == ["turn", "begin", "queued", "begin", "there", "abandon", "turn over"]

@@ -101,10 +101,14 @@ class ZarrArray:
         "cuda" or "cpu".
     options
         How to read.
+    is_consolidated
+        Whether its metadata came from the consolidated metadata of a group. Another process then takes them from there.
     """
 
-    def __init__(self, array: zarr.Array[Any], *, device: str, options: ReadOptions) -> None:
-        self._set(_Opened.of(array), device, options)
+    def __init__(
+        self, array: zarr.Array[Any], *, device: str, options: ReadOptions, is_consolidated: bool = False
+    ) -> None:
+        self._set(_Opened.of(array, is_consolidated=is_consolidated), device, options)
 
     def _set(self, opened: _Opened, device: str, options: ReadOptions) -> None:
         self._opened = opened
@@ -112,7 +116,7 @@ class ZarrArray:
         self._on_device = device == "cuda"
         array, layout = opened.array, opened.layout
         self._place, self._format = opened.place, array.metadata.zarr_format
-        self._digest, self._token = opened.digest, opened.token
+        self._digest, self._token, self._is_consolidated = opened.digest, opened.token, opened.is_consolidated
         self._name = array.path.strip("/")
         self._shape = tuple(array.shape)
         self._dtype = array.dtype if layout is None else layout.dtype
@@ -289,9 +293,10 @@ class _Opened:
     place: Any
     digest: str
     token: str
+    is_consolidated: bool
 
     @classmethod
-    def of(cls, array: zarr.Array[Any], token: str = "") -> _Opened:
+    def of(cls, array: zarr.Array[Any], token: str = "", *, is_consolidated: bool) -> _Opened:
         """Describe an open array; without a `token`, as a new opening of it."""
         layout, reason = None, ""
         if type(array.store) is ZipStore:
@@ -302,13 +307,22 @@ class _Opened:
             reason = str(error)
         store = array.store
         place = str(Path(store.root).absolute()) if type(store) is LocalStore else store
-        document = array.metadata.to_dict()
-        for name in ("attributes", "dimension_names"):
-            document.pop(name, None)
-        text = json.dumps(document, sort_keys=True, default=str)
-        document["shape"] = ()  # an array that has grown is still read by the same rules
-        digest = hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
-        return cls(array, layout, reason, place, digest, token or store_token(store, array.path, text))
+        token = token or store_token(store, array.path, json.dumps(_document(array), sort_keys=True, default=str))
+        return cls(array, layout, reason, place, _digest(array), token, is_consolidated)
+
+
+def _document(array: zarr.Array[Any]) -> dict[str, Any]:
+    """What of an array's metadata decides how it is read."""
+    document = array.metadata.to_dict()
+    for name in ("attributes", "dimension_names"):
+        document.pop(name, None)
+    return document
+
+
+def _digest(array: zarr.Array[Any]) -> str:
+    """Digest of all that but the shape: an array that has grown is still read by the same rules."""
+    text = json.dumps({**_document(array), "shape": ()}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _unpickle(state: dict[str, Any]) -> ZarrArray:
@@ -324,19 +338,23 @@ MAX_OPENED = 256
 def _open_once(handle: ZarrArray) -> _Opened:
     """Open the array of a handle once a process, however many tasks carry the handle."""
     state = handle.__dict__
-    token: str = state["_token"]
+    token, digest, is_consolidated = state["_token"], state["_digest"], state["_is_consolidated"]
     opened = _opened.get(token)
     if opened is None:
-        place, path, shape = state["_place"], state["_name"], state["_shape"]
-        array = reopen_zarr_array(place, path, state["_format"])
-        opened = _Opened.of(array, token)
-        if opened.digest != state["_digest"] or any(now < then for now, then in zip(array.shape, shape, strict=True)):
+        place, path, shape, zarr_format = state["_place"], state["_name"], state["_shape"], state["_format"]
+        if is_consolidated:
+            array = reopen_zarr_array(place, path, zarr_format, lambda array: _digest(array) == digest)
+        else:
+            array = open_zarr_array(place, path=path, zarr_format=zarr_format)
+        opened = _Opened.of(array, token, is_consolidated=is_consolidated)
+        if opened.digest != digest or any(now < then for now, then in zip(array.shape, shape, strict=True)):
             raise XGpuZarrError(
                 f"array {path!r} of store {place!s}: its metadata changed after this handle was made; open it again"
             )
         if array.shape != shape:  # it has grown
             document = {**array.metadata.to_dict(), "shape": shape}
-            opened = _Opened.of(type(array).from_dict(array.store_path, document), token)
+            array = type(array).from_dict(array.store_path, document)
+            opened = _Opened.of(array, token, is_consolidated=is_consolidated)
         while len(_opened) >= MAX_OPENED:
             _opened.pop(next(iter(_opened)), None)
         _opened[token] = opened

@@ -189,8 +189,9 @@ class _DeviceRead:
             share //= N_WAVES
         share = min(largest, max(MIN_WAVE_DECODED_NBYTES, share))
         n_waves = max(1, self.plan.decoded_nbytes // share)
-        # rounded up by a chunk, or the last few chunks would make one more wave
-        most = min(budget // N_STREAMS, int(inflight.sum()) // n_waves + int(inflight.max(initial=1)))
+        # The last wave is half as large, for it decodes while nothing is read. Rounded up by a chunk, or the last few
+        # chunks would make one more wave.
+        most = min(budget // N_STREAMS, int(inflight.sum() / (n_waves - 0.5)) + int(inflight.max(initial=1)))
         return [rows[part] for part in split_batches(inflight, max_batch_bytes=most)]
 
     def _fetch_of(self, ranges: ByteRanges | None, waves: list[NDArray[np.int64]]) -> FileFetch | StoreFetch:
@@ -210,9 +211,7 @@ class _DeviceRead:
             self.n_started += 1
             stream.wait_event(self.output.ready)
             try:
-                fetched = self._fetch(fetch, rows, stream)
-                if todo and not alone:
-                    self._begin(fetch, todo[0], following)
+                fetched = self._fetch(fetch, rows, stream, (todo[0], following) if todo and not alone else None)
                 self._start(fetched, stream)
                 alone = False
             except cupy.cuda.memory.OutOfMemoryError as error:
@@ -261,21 +260,20 @@ class _DeviceRead:
             raise
         self.n_host_chunks += wave.n_host_chunks
 
-    def _fetch(self, fetch: FileFetch | StoreFetch, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> Fetched:
+    def _fetch(
+        self,
+        fetch: FileFetch | StoreFetch,
+        rows: NDArray[np.int64],
+        stream: cupy.cuda.Stream,
+        following: tuple[NDArray[np.int64], cupy.cuda.Stream] | None,
+    ) -> Fetched:
         """Encoded chunks of a wave in device memory, those that are not there or are in the output already left out."""
         began = time.perf_counter()
         with stream, self._naming_the_array():
-            fetched, missing = fetch.fetch(rows, stream)
+            fetched, missing = fetch.fetch(rows, stream, following)
         self._fill(missing)  # on the caller's stream: nobody waits for that of a wave without chunks
         self.read_s += time.perf_counter() - began
         return fetched
-
-    def _begin(self, fetch: FileFetch | StoreFetch, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> None:
-        """Have the bytes of the next wave on their way."""
-        began = time.perf_counter()
-        with self._naming_the_array():
-            fetch.begin(rows, stream)
-        self.read_s += time.perf_counter() - began
 
     @contextmanager
     def _naming_the_array(self) -> Generator[None]:

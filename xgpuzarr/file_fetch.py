@@ -1,8 +1,8 @@
 """Encoded chunks of waves, out of a local folder, into device memory by KvikIO.
 
-While the caller queues the decoding of one wave, the bytes of the next are on their way: storage then waits for nothing
-from the first byte of a read to its last. Large reads take turns at it (`KvikioReader.turn`), so that one is reading
-while another plans or decodes its last wave.
+Before the last bytes of one wave are there, those of the next are asked for: storage then waits for nothing from the
+first byte of a read to its last. Large reads take turns at it (`KvikioReader.turn`), so that one is reading while
+another plans or decodes its last wave.
 """
 
 from __future__ import annotations
@@ -81,30 +81,22 @@ class FileFetch:
         self.turn = ExitStack()
         self.has_turn = False
 
-    def begin(self, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> None:
-        """Have the bytes of a wave on their way, if there is memory for them.
+    def fetch(
+        self,
+        rows: NDArray[np.int64],
+        stream: cupy.cuda.Stream,
+        following: tuple[NDArray[np.int64], cupy.cuda.Stream] | None,
+    ) -> tuple[Fetched, NDArray[np.int64]]:
+        """Read a wave; have the next on its way.
 
         Parameters
         ----------
         rows
             Plan rows of the chunks.
         stream
-            Where the wave will be decoded.
-        """
-        try:
-            self.begun = self._begin(rows, stream)
-        except cupy.cuda.memory.OutOfMemoryError:
-            self.begun = None  # there may be more when its turn comes, and who fetches it knows what to do if not
-
-    def fetch(self, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> tuple[Fetched, NDArray[np.int64]]:
-        """Finish reading the wave that was begun; or read any other.
-
-        Parameters
-        ----------
-        rows
-            Plan rows of the chunks.
-        stream
-            As given to `begin`; the chunks are ready on it.
+            Where the wave will be decoded; the chunks are ready on it.
+        following
+            The next wave, and its stream. It is left for its own turn if there is no memory for its bytes.
 
         Returns
         -------
@@ -118,14 +110,20 @@ class FileFetch:
         ChunkReadError
             Naming store, key and range.
         """
-        if self.begun is None or self.begun.rows is not rows:
+        begun = self.begun
+        if begun is None or begun.rows is not rows:
             self.drop()
-            self.begun = self._begin(rows, stream)
-        self.begun.read.finish()
-        fetched, self.begun = self.begun.fetched, None
+            begun = self.begun = self._begin(rows, stream)
+        begun.read.queue()
+        try:
+            self.begun = None if following is None else self._begin(*following)
+        except cupy.cuda.memory.OutOfMemoryError:
+            self.begun = None
+        finally:
+            begun.read.finish()
         if rows is self.last:
             self.turn.close()
-        return fetched, rows[:0]
+        return begun.fetched, rows[:0]
 
     def drop(self) -> bool:
         """Give up the wave that was begun, and its memory; False if there is none."""

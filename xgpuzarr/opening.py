@@ -17,14 +17,21 @@ from zarr.abc.store import Store
 from zarr.errors import BaseZarrError, NodeNotFoundError, NodeTypeValidationError
 from zarr.storage import LocalStore, StorePath, ZipStore
 
-from xgpuzarr.errors import ChunkReadError, CorruptChunkError, MetadataError, MissingDependencyError, UnsupportedError
+from xgpuzarr.errors import (
+    ChunkReadError,
+    CorruptChunkError,
+    MetadataError,
+    MissingDependencyError,
+    UnsupportedError,
+    XGpuZarrError,
+)
 from xgpuzarr.plan.layout import chunk_codecs
 from xgpuzarr.readers.host import LocalReader
 from xgpuzarr.readers.store import StoreReader
 from xgpuzarr.readers.zip import zip_reader
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from xgpuzarr.options import ReadOptions
     from xgpuzarr.readers.protocol import Reader
@@ -100,27 +107,44 @@ def open_zarr_array(
     return array
 
 
-def reopen_zarr_array(store: StoreLike, path: str, zarr_format: Literal[2, 3]) -> zarr.Array[Any]:
-    """Open an array that another process has opened, by the consolidated metadata of a group where it has none itself.
+def reopen_zarr_array(
+    store: StoreLike, path: str, zarr_format: Literal[2, 3], is_the_same: Callable[[zarr.Array[Any]], bool]
+) -> zarr.Array[Any]:
+    """Open an array that was opened by the consolidated metadata of a group: its own may be missing, or differ.
+
+    Parameters
+    ----------
+    store, path, zarr_format
+        As in `open_zarr_array`.
+    is_the_same
+        Whether an opened array has the metadata that it had then.
+
+    Returns
+    -------
+    zarr.Array
+        By the array's own metadata if that is the same, for it is the smallest to read; else by that of the nearest
+        group above which is; else by its own.
 
     Raises
     ------
     FileNotFoundError, MetadataError, UnsupportedError
         As `open_zarr_array`.
     """
-    try:
-        return open_zarr_array(store, path=path, zarr_format=zarr_format)
-    except FileNotFoundError:
-        names = path.split("/")
-        for depth in reversed(range(len(names))):
-            with suppress(FileNotFoundError, ValueError, KeyError):  # the group, its metadata, or the array is missing
-                group = zarr.open_consolidated(
-                    as_store(store), path="/".join(names[:depth]), mode="r", zarr_format=zarr_format
-                )
-                found = group["/".join(names[depth:])]
-                if isinstance(found, zarr.Array):
-                    return found
-        raise
+    with suppress(FileNotFoundError, XGpuZarrError):
+        own = open_zarr_array(store, path=path, zarr_format=zarr_format)
+        if is_the_same(own):
+            return own
+    names = path.split("/")
+    for depth in reversed(range(len(names))):
+        # the group, its consolidated metadata, or the array in it is missing, or none that can be opened
+        with suppress(FileNotFoundError, ValueError, KeyError, ImportError):
+            group = zarr.open_consolidated(
+                as_store(store), path="/".join(names[:depth]), mode="r", zarr_format=zarr_format
+            )
+            found = group["/".join(names[depth:])]
+            if isinstance(found, zarr.Array) and is_the_same(found):
+                return found
+    return open_zarr_array(store, path=path, zarr_format=zarr_format)
 
 
 def reader_for(array: zarr.Array[Any], options: ReadOptions) -> Reader:

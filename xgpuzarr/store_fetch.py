@@ -71,14 +71,16 @@ class StoreFetch:
         self.arrivals = self._read(waves)
         self.encoded_nbytes = 0
 
-    def begin(self, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> None:
-        """Nothing: requests of the waves ahead are under way in any case."""
-
     def drop(self) -> bool:
         """False: no memory of the device is held for waves ahead."""
         return False
 
-    def fetch(self, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> tuple[Fetched, NDArray[np.int64]]:
+    def fetch(
+        self,
+        rows: NDArray[np.int64],
+        stream: cupy.cuda.Stream,
+        following: tuple[NDArray[np.int64], cupy.cuda.Stream] | None = None,
+    ) -> tuple[Fetched, NDArray[np.int64]]:
         """Read the next wave; or any other, which is then read for itself: a part of one that met too little memory.
 
         Parameters
@@ -87,6 +89,8 @@ class StoreFetch:
             Plan rows of the chunks.
         stream
             The current stream; the chunks are ready on it.
+        following
+            The next wave: its requests are under way in any case.
 
         Returns
         -------
@@ -100,6 +104,7 @@ class StoreFetch:
         ChunkReadError, CorruptChunkError
             Naming store, key and range.
         """
+        del following
         if self.ahead and self.ahead[0] is rows:
             self.ahead.popleft()
             fetched, missing = self._copy_to_device(rows, next(self.arrivals), stream)

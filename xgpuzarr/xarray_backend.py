@@ -224,7 +224,10 @@ class _Store(ZarrStore):
 
         variable: xr.Variable = super().open_store_variable(name)  # type: ignore[no-untyped-call]
         lazy: Any = variable._data  # noqa: SLF001
-        zarr_array = ZarrArray(lazy.array.get_array(), device="cpu", options=self._options)
+        is_consolidated = self.zarr_group.metadata.consolidated_metadata is not None
+        zarr_array = ZarrArray(
+            lazy.array.get_array(), device="cpu", options=self._options, is_consolidated=is_consolidated
+        )
         array = GpuZarrBackendArray(
             zarr_array, dtype=variable.dtype, target_block_bytes=block_bytes(self._options, "cpu")
         )

@@ -181,6 +181,8 @@ def test_begun_reads_go_on_by_themselves(kvikio, objects, monkeypatch):
     slab = FakeSlab(10_000)
     wave = begin(root, list(contents), [(row, 0, 1000, 1000 * row) for row in range(10)], slab)
     assert (kvikio.log, kvikio.n_waited, kvikio.n_open) == ([("pread", 1000, None)] * 3, 0, 3)
+    wave.queue()
+    assert (len(kvikio.log), kvikio.n_waited, kvikio.n_open) == (10, 7, 3)
     wave.finish()
     assert (len(kvikio.log), kvikio.n_waited, kvikio.n_open) == (10, 10, 0)
     assert slab.array.tobytes() == b"".join(content[:1000] for content in contents.values())

@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 
 __all__ = ["KvikioReader", "WaveRead"]
 
-MAX_OPEN_OBJECTS = 128  # KvikIO holds two descriptors each, and processes may often have 1024
+MAX_OPEN_OBJECTS = 64
+"""Objects of a wave that are open at once. KvikIO holds two descriptors each, reads have two waves on their way, and
+processes may often have 1024 descriptors."""
+
 MAX_THREADS = 16  # more did not read faster from the page cache
 
 LARGE_READ_NBYTES = 64 << 20
@@ -177,8 +180,21 @@ class WaveRead:
                 for key, ranges in itertools.islice(self._objects, MAX_OPEN_OBJECTS):
                     self._submit(key, ranges)
 
+    def queue(self) -> None:
+        """Queue all other ranges, each object as soon as it may be open; bytes are still on their way afterwards.
+
+        Raises
+        ------
+        ChunkReadError
+            As `finish`.
+        """
+        with self._slab.device, self._abandoned_on_error():
+            for key, ranges in self._objects:
+                self._flying.popleft().finish()
+                self._submit(key, ranges)
+
     def finish(self) -> None:
-        """Queue the other ranges as objects are done with, and return when all bytes are on the device.
+        """Return when all bytes are on the device.
 
         Raises
         ------
@@ -190,11 +206,10 @@ class WaveRead:
         -----
         The bytes are visible to work queued on any stream from now on: the pool's threads synchronise their copies.
         """
-        with self._slab.device, self._abandoned_on_error():
+        self.queue()
+        with self._abandoned_on_error():
             while self._flying:
                 self._flying.popleft().finish()
-                for key, ranges in itertools.islice(self._objects, 1):
-                    self._submit(key, ranges)
 
     def abandon(self) -> None:
         """Wait for the reads that are under way, which go on writing to the slab, and begin no others."""

@@ -128,12 +128,12 @@ def test_a_handle_of_an_array_whose_own_metadata_differs_from_its_group_s(
         reopened(opened).t.compute()
 
 
-def test_a_handle_that_was_not_opened_by_its_group_s_metadata_is_not_read_by_them(
+def test_a_handle_that_was_not_opened_by_its_group_s_metadata_is_not_read_by_it(
     consolidated: tuple[Path, int],
 ) -> None:
     path, zarr_format = consolidated
     array = open_array(path, path="t", device="cpu")
-    change_metadata(path, zarr_format, 7.0, own=True)  # those of the group are as they were
+    change_metadata(path, zarr_format, 7.0, own=True)  # the group's is as it was
     with pytest.raises(XGpuZarrError, match="its metadata changed after this handle was made"):
         reopened(array)[0]
 

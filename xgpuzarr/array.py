@@ -102,7 +102,7 @@ class ZarrArray:
     options
         How to read.
     is_consolidated
-        Whether its metadata came from the consolidated metadata of a group. Another process then takes them from there.
+        Whether its metadata came from the consolidated metadata of a group. Another process then takes it from there.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import threading
 from collections import deque
@@ -43,6 +44,10 @@ processes may often have 1024 descriptors."""
 
 MAX_THREADS = 16  # more did not read faster from the page cache
 
+CPU_SHARE = 0.75
+"""Share of the usable CPUs for KvikIO's threads, which spin while they copy: with one on each CPU, the threads that
+submit ranges and queue kernels waited for one, and so did those of a cluster's worker."""
+
 LARGE_READ_NBYTES = 64 << 20
 """Reads from this size on take turns: each keeps all of KvikIO's threads busy, and reads that advance side by side are
 all at their first bytes together and all at their last decoding together, while storage waits. Smaller ones do not, for
@@ -65,7 +70,7 @@ class KvikioReader:
         Ranges larger than this are cut into tasks for several threads, in bytes. None: KvikIO's setting (4 MiB).
     n_threads
         Threads of KvikIO's pool, which all readers of the process share: the first reader sets them, unless
-        ``KVIKIO_NTHREADS`` or the program has. None: the usable CPUs, at most `MAX_THREADS`.
+        ``KVIKIO_NTHREADS`` or the program has. None: three quarters of the usable CPUs, at most `MAX_THREADS`.
 
     Raises
     ------
@@ -78,7 +83,7 @@ class KvikioReader:
     def __init__(self, root: Path | str, *, task_nbytes: int | None = None, n_threads: int | None = None) -> None:
         self._root = os.fspath(root)
         self._task_nbytes = task_nbytes
-        _set_threads(n_threads or min(usable_cpus(), MAX_THREADS))
+        _set_threads(n_threads or min(math.ceil(CPU_SHARE * usable_cpus()), MAX_THREADS))
 
     @property
     def store_name(self) -> str:

@@ -57,8 +57,8 @@ class ReadOptions:
         Device bytes one read may use beyond its result (encoded bytes, scratch, undelivered chunks).
         None: a share of the device memory that is free when the read starts.
     target_block_bytes
-        Decoded bytes that one dask block aims at, in whole chunks or shards. None: a 64th of the GPU's memory, at least
-        256 MiB and at most 2 GiB, for a read takes some milliseconds however small it is
+        Decoded bytes that one dask block aims at, in whole chunks or shards. None: a 32nd of the GPU's memory, at least
+        256 MiB and at most 4 GiB, for a read takes some milliseconds however small it is
         (``benchmarks/dask_mean.py``); on the host 128 MiB, which is dask's own.
     """
 

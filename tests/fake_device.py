@@ -17,8 +17,10 @@ import pytest
 from xarray.namedarray import pycompat
 
 import xgpuzarr.array
+import xgpuzarr.cf
 import xgpuzarr.dask_arrays
 import xgpuzarr.device_variable
+import xgpuzarr.float32
 from xgpuzarr.execute import read_host
 
 WRAPPED_METHODS = (
@@ -126,6 +128,8 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xgpuzarr.array, "read", read)
     monkeypatch.setattr(xgpuzarr.device_variable, "device_problem", lambda: "")
     monkeypatch.setattr(xgpuzarr.dask_arrays, "_cupy", lambda: cupy)
+    for module in (xgpuzarr.cf, xgpuzarr.float32):  # no kernel takes such arrays; NumPy's functions do, by dispatch
+        monkeypatch.setattr(module, "is_on_device", lambda _: False)
     monkeypatch.setitem(pycompat._cached_duck_array_modules, "cupy", known_to_xarray)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
 

@@ -46,8 +46,6 @@ BOUND_TO_CUPY = (
 class DeviceArray(np.ndarray):
     """Stands in for `cupy.ndarray`: refuses arithmetic with NumPy arrays, takes subnormal float32 for zero."""
 
-    __cuda_array_interface__ = None
-
     def get(self) -> np.ndarray:
         return np.array(self.view(np.ndarray))
 

@@ -16,14 +16,12 @@ import numpy as np
 
 from xgpuzarr import float32
 from xgpuzarr.kernels import launch_cf
+from xgpuzarr.transfer import DEVICE_KINDS, is_on_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = ["Cast", "Mask", "Scale", "Step", "decode", "host_reason", "in_float32"]
-
-DEVICE_KINDS = "biufc"
-"""Kinds of dtype that CuPy has: bool, int, unsigned, float, complex."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +138,7 @@ def decode(data: Any, steps: tuple[Step, ...]) -> Any:
         Of the same kind as `data`, in the same memory, ordered on the current stream; `data` itself without steps.
     """
     while steps:
-        if float32.is_on_device(data) and (one_pass := _one_pass(data.dtype, steps)) is not None:
+        if is_on_device(data) and (one_pass := _one_pass(data.dtype, steps)) is not None:
             return launch_cf.decode_cf(data, **one_pass)
         data, steps = steps[0].apply(data), steps[1:]
     return data

@@ -13,8 +13,9 @@ from typing import Any, Literal
 import numpy as np
 
 from xgpuzarr.kernels import launch_float32
+from xgpuzarr.transfer import is_on_device
 
-__all__ = ["arithmetic", "convert", "equal", "is_on_device"]
+__all__ = ["arithmetic", "convert", "equal"]
 
 type Array = Any
 """numpy.ndarray or cupy.ndarray."""
@@ -95,8 +96,3 @@ def _same_bits(values: Array, number: Any) -> Array:
     with np.errstate(over="ignore", under="ignore"):
         single = np.float32(number)
     return (bits == single.view(np.uint32)) & np.bool_(single == number)
-
-
-def is_on_device(values: Array) -> bool:
-    """Whether `values` is an array of CuPy's."""
-    return hasattr(values, "__cuda_array_interface__")

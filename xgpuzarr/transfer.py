@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["is_on_device", "to_device", "to_host"]
+__all__ = ["DEVICE_KINDS", "is_on_device", "to_device", "to_host"]
 
 DEVICE_KINDS = "biufc"
-"""Kinds of dtype that CuPy has."""
+"""Kinds of dtype that CuPy has: bool, int, unsigned, float, complex."""
 
 
 def is_on_device(data: Any) -> bool:

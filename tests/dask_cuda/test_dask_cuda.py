@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(
-    scope="module", params=[(1, p) for p in PROTOCOLS] + [(4, "tcp")], ids=lambda p: f"{p[0]} threads, {p[1]}"
+    scope="module", params=[(n, p) for p in PROTOCOLS for n in (1, 4)], ids=lambda p: f"{p[0]} threads, {p[1]}"
 )
 def client(request) -> Iterator[Client]:
     """One worker on the GPU, as `LocalCUDACluster` sets it up."""
@@ -62,13 +62,15 @@ def client(request) -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def sharing_client() -> Iterator[Client]:
+@pytest.fixture(scope="module", params=PROTOCOLS)
+def sharing_client(request) -> Iterator[Client]:
     """Two worker processes on one GPU; `LocalCUDACluster` gives each GPU one worker only."""
     from distributed import Client, LocalCluster
 
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", memory_limit=0) as cluster,
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, protocol=request.param, dashboard_address=":0", memory_limit=0
+        ) as cluster,
         Client(cluster) as client,
     ):
         yield client

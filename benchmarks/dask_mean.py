@@ -1,9 +1,10 @@
 """How fast does a dask mean read, beside plain reading and beside what users write without this package?
 
 Each store is read whole (a) with `xgpuzarr.open_array`, without dask; (b) by ``engine="gpuzarr", chunks={}``; (c) by
-``engine="zarr"`` and ``map_blocks(cupy.asarray)``, in stored chunks and in the blocks of (b). (b) and (c) take a mean,
-under dask's threaded scheduler and in a cluster with one worker; (c), which is slow, with the most threads only. Rates
-are decoded bytes over seconds; `of_plain` is a rate as a part of (a)'s, `times_zarr` as a multiple of the best of (c).
+``engine="zarr"`` and ``map_blocks(cupy.asarray)``, in stored chunks and in those of ``chunks="auto"``. (b) and (c) take
+a mean, under dask's threaded scheduler and in a cluster of one worker; (c), which is slow, with the most threads only.
+Rates are decoded bytes over seconds; `of_plain` is a rate as a part of (a)'s, `times_zarr` as a multiple of the best of
+(c). A computation costs a cluster some 30 ms, however much it reads: ``--decoded-gb`` says how much.
 
 Run ``python benchmarks/dask_mean.py --json benchmarks/results/dask_mean.json`` on a machine with a GPU, and
 ``--target-mib 64 128 256 512 1024`` to compare block sizes. ``--device cpu`` reads into NumPy arrays.
@@ -35,14 +36,14 @@ def main() -> None:
     """Run every case, print a line for each and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     add_common_arguments(parser)
-    add_store_arguments(parser, encodings=["blosc-lz4", "shards"])
+    add_store_arguments(parser, encodings=["blosc-lz4", "shards"], decoded_gb=32.0)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--schedulers", nargs="+", choices=["threads", "cluster"], default=["threads", "cluster"])
     parser.add_argument("--target-mib", type=int, nargs="+", default=[block_bytes(ReadOptions(), "cuda") >> 20])
     parser.add_argument("--no-peers", action="store_true", help="leave engine='zarr' out")
     parser.add_argument(
-        "--peer-blocks", nargs="+", choices=["stored", "same"], default=["stored", "same"], help="of engine='zarr'"
+        "--peer-blocks", nargs="+", choices=["stored", "auto"], default=["stored", "auto"], help="of engine='zarr'"
     )
     parser.add_argument("--peer-gb", type=float, default=1.0, help="decoded GB that engine='zarr' reads of each store")
     arguments = parser.parse_args()
@@ -85,10 +86,9 @@ def readers(store: Store, arguments: argparse.Namespace, *, peers: bool) -> dict
         )
         ways[f"gpuzarr, {mib} MiB"] = ds.t.data
     if peers:
-        blocks = dict(zip(ds.t.dims, ds.t.data.chunksize, strict=True))
         n_fields = store.n_fields(arguments.peer_gb)
         for name in arguments.peer_blocks:
-            chunks = {"stored": {}, "same": blocks}[name]
+            chunks: Any = {"stored": {}, "auto": "auto"}[name]
             on_host = xr.open_dataset(store.path, engine="zarr", chunks=chunks, consolidated=False).t.data[:n_fields]
             ways[f"zarr, {name} blocks"] = on_host.map_blocks(to_device) if arguments.device == "cuda" else on_host
     return ways

@@ -129,8 +129,10 @@ def scheduler_of(name: str, n_threads: int, device: str) -> Iterator[None]:
     from distributed import Client, LocalCluster
 
     if device == "cuda":
+        import cupy
         from dask_cuda import LocalCUDACluster
 
+        cupy.get_default_memory_pool().free_all_blocks()  # of the device that the worker is to have
         cluster = LocalCUDACluster(CUDA_VISIBLE_DEVICES="0", threads_per_worker=n_threads, dashboard_address=":0")
     else:
         cluster = LocalCluster(n_workers=1, threads_per_worker=n_threads, dashboard_address=":0")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -49,31 +50,32 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        for encoding in arguments.encodings:
-            store = write_store(Path(folder), encoding, arguments.decoded_gb)
+        stores = [write_store(Path(folder), encoding, arguments.decoded_gb) for encoding in arguments.encodings]
+        for store in stores:
             read = partial(read_plain, store, arguments)
-            plain = note(store, "open_array", "none", 0, timed(read, store.decoded_nbytes, arguments.repeats))
-            measured = []
-            for scheduler in arguments.schedulers:
-                for n_threads in arguments.threads:
-                    peers = not arguments.no_peers and n_threads == max(arguments.threads)
-                    with scheduler_of(scheduler, n_threads, arguments.device):
-                        for reader, blocks in readers(store, arguments, peers=peers).items():
-                            mean = partial(compute_mean, blocks, store.mean)
-                            times = timed(mean, blocks.nbytes, arguments.repeats)
-                            measured.append(note(store, reader, scheduler, n_threads, times))
-            rows += [plain, *compared(measured, plain["gb_per_s"])]
+            rows.append(note(store, "open_array", "none", 0, timed(read, store.decoded_nbytes, arguments.repeats)))
+        for scheduler, n_threads in itertools.product(arguments.schedulers, arguments.threads):
+            peers = not arguments.no_peers and n_threads == max(arguments.threads)
+            with scheduler_of(scheduler, n_threads, arguments.device):
+                for store in stores:
+                    for reader, blocks in readers(store, arguments, peers=peers).items():
+                        mean = partial(compute_mean, blocks, store.mean)
+                        times = timed(mean, blocks.nbytes, arguments.repeats)
+                        rows.append(note(store, reader, scheduler, n_threads, times))
+            compare(rows)
             write_report("dask_mean", arguments, rows)
 
 
-def compared(rows: list[dict[str, Any]], plain: float) -> list[dict[str, Any]]:
-    """Put each rate beside that of plain reading, and beside the best of engine="zarr"."""
-    zarr = max((row["gb_per_s"] for row in rows if row["reader"].startswith("zarr")), default=None)
-    for row in rows:
-        row["of_plain"] = round(row["gb_per_s"] / plain, 3)
-        if zarr is not None:
-            row["times_zarr"] = round(row["gb_per_s"] / zarr, 2)
-    return rows
+def compare(rows: list[dict[str, Any]]) -> None:
+    """Put each rate beside that of plain reading of the same store, and beside the best of engine="zarr" so far."""
+    for encoding in {row["encoding"] for row in rows}:
+        of_store = [row for row in rows if row["encoding"] == encoding]
+        (plain,) = (row["gb_per_s"] for row in of_store if row["reader"] == "open_array")
+        zarr = max((row["gb_per_s"] for row in of_store if row["reader"].startswith("zarr")), default=None)
+        for row in of_store:
+            row["of_plain"] = round(row["gb_per_s"] / plain, 3)
+            if zarr is not None:
+                row["times_zarr"] = round(row["gb_per_s"] / zarr, 2)
 
 
 def readers(store: Store, arguments: argparse.Namespace, *, peers: bool) -> dict[str, da.Array]:

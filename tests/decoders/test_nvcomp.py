@@ -1,9 +1,8 @@
-"""nvCOMP through ctypes: option structs and refusals on any machine; with -m gpu, what it decodes and encodes."""
+"""nvCOMP through ctypes: what it refuses, on any machine; with -m gpu, what it decodes and encodes."""
 
 from __future__ import annotations
 
 import gzip
-import struct
 import sys
 import types
 import zlib
@@ -14,6 +13,7 @@ from numcodecs import LZ4, GZip, Zlib, Zstd
 
 from tests.zstd_writer import skippable_frame, zstd_frame
 from xgpuzarr.decoders import nvcomp, nvcomp_library
+from xgpuzarr.decoders.nvcomp_formats import FORMATS
 from xgpuzarr.errors import MissingDependencyError, UnsupportedError, XGpuZarrError
 
 SIZES = [1, 3, 4097, 65536, 1_000_003, 4 << 20]
@@ -70,66 +70,6 @@ def test_library_that_does_not_load_is_named(monkeypatch):
     install_fake(monkeypatch, None)
     with pytest.raises(MissingDependencyError, match="its library does not load"):
         nvcomp.library_version()
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "keywords", "layout", "fields"),
-    [
-        # the structs of nvcomp/<algorithm>.h, field by field
-        ("lz4", {}, "<ii56x", (1, 0)),
-        ("lz4", {"data_type": "uint32"}, "<ii56x", (5, 0)),
-        ("zstd", {}, "<64x", ()),
-        ("snappy", {}, "<64x", ()),
-        ("gzip", {}, "<i60x", (1,)),
-        ("deflate", {"level": 0}, "<i60x", (0,)),
-        ("gdeflate", {"level": 5}, "<i60x", (5,)),
-        ("ans", {"data_type": "float32"}, "<iiBBB53x", (0, 11, 0, 0, 0)),
-        ("bitcomp", {"data_type": "float64", "level": 1}, "<iidi44x", (1, 12, 0.0, 0)),
-        ("cascaded", {"data_type": "int64"}, "<IIQQQB31x", (6, 1, 1, 0, 7, 3)),
-        ("cascaded", {"data_type": "uint8", "level": 0}, "<IIQQQB31x", (1, 1, 1, 0, 7, 0)),
-    ],
-)
-def test_encode_options_are_the_library_s_structs(algorithm, keywords, layout, fields):
-    assert struct.calcsize(layout) == 64
-    assert nvcomp.encode_options(algorithm, **keywords) == struct.pack(layout, *fields)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "layout", "fields"),
-    [
-        *((name, "<i60x", (2,)) for name in ("bitcomp", "deflate", "gdeflate", "gzip", "lz4", "snappy", "zstd")),
-        ("ans", "<iiBBB53x", (2, 0xFF, 0, 0, 0)),
-        ("cascaded", "<i4xIIQQ32x", (2, 0xFF, 0, 0, 0)),
-    ],
-)
-def test_decode_options_read_types_from_the_stream_and_use_the_cuda_kernels(algorithm, layout, fields):
-    assert struct.calcsize(layout) == 64
-    assert bytes(nvcomp._decode_options(nvcomp._FORMATS[algorithm])) == struct.pack(layout, *fields)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "keywords", "message"),
-    [
-        ("zstd", {"level": 3}, "zstd: level must be None, got 3"),
-        ("gzip", {"level": 6}, "gzip: level must be 0 to 5, got 6"),
-        ("bitcomp", {"level": -1}, "bitcomp: level must be 0 to 1, got -1"),
-        (
-            "ans",
-            {"data_type": "int16"},
-            r"ans: data_type must be one of \['float16', 'float32', 'uint8'\], got 'int16'",
-        ),
-        ("cascaded", {"data_type": "float32"}, "cascaded: data_type must be one of"),
-        ("brotli", {}, "nvCOMP has no algorithm 'brotli'; it has ans, bitcomp, cascaded"),
-    ],
-)
-def test_unknown_options_are_refused(algorithm, keywords, message):
-    with pytest.raises(UnsupportedError, match=message):
-        nvcomp.encode_options(algorithm, **keywords)
-
-
-def test_options_of_another_size_are_refused():
-    with pytest.raises(ValueError, match="lz4: options must have 64 bytes, got 3"):
-        nvcomp.max_encoded_nbytes("lz4", 100, b"abc")
 
 
 @pytest.mark.parametrize(
@@ -299,7 +239,7 @@ def test_options_arrive_where_the_library_reads_them():
     """A backend that does not exist is refused, so the struct is passed as the library expects it."""
     import ctypes
 
-    for algorithm, form in nvcomp._FORMATS.items():
+    for algorithm, form in FORMATS.items():
         words = (7, *form.decode_words[1:])
         status = nvcomp_library.entry_point(form.symbol, "DecompressGetTempSize")(
             1,
@@ -350,11 +290,7 @@ def test_round_trip_of_many_chunks(algorithm):
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("algorithm", "data_type"),
-    [
-        (name, kind)
-        for name in ("ans", "bitcomp", "cascaded", "lz4")
-        for kind in sorted(nvcomp._FORMATS[name].data_types)
-    ],
+    [(name, kind) for name in ("ans", "bitcomp", "cascaded", "lz4") for kind in sorted(FORMATS[name].data_types)],
 )
 def test_round_trip_of_typed_values(algorithm, data_type):
     rng = np.random.default_rng(2)
@@ -367,7 +303,7 @@ def test_round_trip_of_typed_values(algorithm, data_type):
 @pytest.mark.parametrize("algorithm", ["bitcomp", "cascaded", "deflate", "gdeflate", "gzip"])
 def test_every_level_round_trips(algorithm):
     chunks = contents([70_000])
-    for level in nvcomp._FORMATS[algorithm].levels:
+    for level in FORMATS[algorithm].levels:
         options = nvcomp.encode_options(algorithm, level=level)
         assert decode(algorithm, encode(algorithm, chunks, options), [70_000] * 4) == chunks, level
 

@@ -10,7 +10,8 @@ status per chunk, and stays asynchronous. One call handles one algorithm and any
 nvCOMP does not defend itself against corrupt input: it may write past an output, or end the CUDA context, and report
 success. Check every encoded chunk first (`xgpuzarr.kernels.launch_frames`), and keep a guard zone behind each output.
 
-Sources: the headers ``nvcomp/{lz4,zstd,...}.h`` and ``nvcomp/shared_types.h`` of nvCOMP 6.0.0.
+What each algorithm takes is in `xgpuzarr.decoders.nvcomp_formats`. Sources: the headers ``nvcomp/{lz4,zstd,...}.h`` and
+``nvcomp/shared_types.h`` of nvCOMP 6.0.0.
 """
 
 from __future__ import annotations
@@ -20,15 +21,8 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from xgpuzarr.decoders.nvcomp_library import (
-    OPTIONS_NBYTES,
-    Options,
-    check,
-    entry_point,
-    library_version,
-    pack_options,
-    status_text,
-)
+from xgpuzarr.decoders.nvcomp_formats import ALGORITHMS, decode_options, encode_options, encode_struct, format_of
+from xgpuzarr.decoders.nvcomp_library import check, entry_point, library_version, status_text
 from xgpuzarr.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -44,33 +38,12 @@ __all__ = [
     "encode_alignment",
     "encode_options",
     "library_version",
-    "max_decoded_nbytes",
     "max_encoded_nbytes",
     "status_text",
     "temp_nbytes",
 ]
 
 _NOT_RUN = -1  # what a status is until nvCOMP writes it; 0 would read as success
-
-# nvcompDecompressBackend_t. The CUDA kernels always, never "default": then a call stays asynchronous and means the same
-# on every GPU. The hardware engine of newer GPUs wants specially allocated buffers and has its own limits on size.
-_BACKEND_CUDA = 2
-
-# nvcompType_t, by NumPy's names. Only the width and signedness matter to the lossless algorithms.
-_DATA_TYPES = {
-    "int8": 0,
-    "uint8": 1,
-    "int16": 2,
-    "uint16": 3,
-    "int32": 4,
-    "uint32": 5,
-    "int64": 6,
-    "uint64": 7,
-    "float16": 10,
-    "float32": 11,
-    "float64": 12,
-}
-_TYPE_FROM_STREAM = 0xFF  # NVCOMP_TYPE_BITS: the decoder reads the type from the stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,49 +61,6 @@ class Alignment:
     input: int
     output: int
     temp: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Format:
-    """Facts of one algorithm: its name in entry points, its limits in bytes, and what its options hold.
-
-    For zstd the header gives two limits of the encoder, 2^31 - 1 and 16 MiB; the lower one stands here.
-    """
-
-    symbol: str
-    max_decoded_nbytes: int
-    max_encode_nbytes: int
-    decode_words: tuple[int, ...]  # the option struct as little-endian uint32 words
-    levels: range | None  # what the encoder's level or algorithm option takes
-    data_types: frozenset[str]  # what its encoder takes
-    frame_alignment: int = 1  # of a frame's address, where the library asks for less than it needs
-
-
-_BYTES = frozenset({"uint8"})
-_INTEGERS = frozenset(name for name in _DATA_TYPES if "int" in name)
-_FLOATS = frozenset({"float16", "float32", "float64"})
-
-_FORMATS: dict[str, _Format] = {
-    "ans": _Format(
-        "ANS", 1 << 25, 1 << 24, (_BACKEND_CUDA, _TYPE_FROM_STREAM), None, frozenset({"uint8", "float16", "float32"})
-    ),
-    "bitcomp": _Format("Bitcomp", 1 << 25, 1 << 24, (_BACKEND_CUDA,), range(2), _INTEGERS | _FLOATS),
-    # nvCOMP asks for frames at multiples of 4. But in a frame of 8-byte values these lie at addresses that are
-    # multiples of 8, not at such distances from its start: encoded at one kind of address, it does not decode at the
-    # other.
-    "cascaded": _Format(
-        "Cascaded", (1 << 24) + 8, 1 << 24, (_BACKEND_CUDA, 0, _TYPE_FROM_STREAM), range(8), _INTEGERS, 8
-    ),
-    "deflate": _Format("Deflate", (1 << 32) - 1, 1 << 31, (_BACKEND_CUDA,), range(6), _BYTES),
-    "gdeflate": _Format("Gdeflate", (1 << 32) + 288, 1 << 31, (_BACKEND_CUDA,), range(6), _BYTES),
-    "gzip": _Format("Gzip", (1 << 32) - 1, 1 << 31, (_BACKEND_CUDA,), range(6), _BYTES),
-    "lz4": _Format("LZ4", (1 << 32) - 1, 1 << 24, (_BACKEND_CUDA,), None, _INTEGERS - {"int64", "uint64"}),
-    "snappy": _Format("Snappy", (1 << 31) - 1, 1 << 24, (_BACKEND_CUDA,), None, _BYTES),
-    "zstd": _Format("Zstd", (1 << 31) - 1, 1 << 24, (_BACKEND_CUDA,), None, _BYTES),
-}
-
-ALGORITHMS: frozenset[str] = frozenset(_FORMATS)
-"""What nvCOMP decodes and encodes, by the names used here."""
 
 
 class _Alignment(ctypes.Structure):
@@ -161,7 +91,7 @@ def decompress_batch(
         uint64 device arrays of shape (n,): address and room of each output, in bytes. A frame that holds more than its
         room may overrun it: compare sizes before the call.
     max_chunk_nbytes
-        At least the largest decoded size, in bytes; at most ``max_decoded_nbytes(algorithm)``.
+        At least the largest decoded size, in bytes; at most what nvCOMP takes of the algorithm.
     total_nbytes
         At least the sum of the decoded sizes, in bytes. It sizes the scratch of zstd; a lower value corrupts memory.
     stream
@@ -180,7 +110,7 @@ def decompress_batch(
 
     Nothing synchronises, except bitcomp: nvCOMP reads its frame headers on the host and waits for the stream to do so.
     """
-    form = _format(algorithm)
+    form = format_of(algorithm)
     n = _batch_size(src_ptrs, src_nbytes, dst_ptrs, dst_nbytes)
     if max_chunk_nbytes > form.max_decoded_nbytes:
         raise UnsupportedError(
@@ -204,7 +134,7 @@ def decompress_batch(
                 scratch.data.ptr,
                 scratch_nbytes,
                 dst_ptrs.data.ptr,
-                _decode_options(form),
+                decode_options(form),
                 statuses.data.ptr,
                 stream.ptr,
             )
@@ -247,9 +177,9 @@ def compress_batch(
     encoded_nbytes, statuses
         Device arrays of shape (n,), uint64 and int32, valid when `stream` has passed.
     """
-    form = _format(algorithm)
+    form = format_of(algorithm)
     n = _batch_size(src_ptrs, src_nbytes, dst_ptrs)
-    struct = _encode_struct(algorithm, options)
+    struct = encode_struct(algorithm, options)
     if max_chunk_nbytes > form.max_encode_nbytes:
         raise UnsupportedError(
             f"{algorithm} on the device: a chunk to encode has at most {form.max_encode_nbytes} bytes, got "
@@ -296,7 +226,7 @@ def decompressed_nbytes(
     cupy.ndarray
         uint64 device array of shape (n,), valid when `stream` has passed. For corrupt frames it can be anything.
     """
-    form = _format(algorithm)
+    form = format_of(algorithm)
     n = _batch_size(src_ptrs, src_nbytes)
     import cupy
 
@@ -315,10 +245,10 @@ def temp_nbytes(algorithm: str, n: int, max_chunk_nbytes: int, total_nbytes: int
 
     For zstd about 3 x `total_nbytes` (more for frames below 64 kB), for all other algorithms next to nothing.
     """
-    form = _format(algorithm)
+    form = format_of(algorithm)
     needed = ctypes.c_size_t()
     status = entry_point(form.symbol, "DecompressGetTempSize")(
-        n, max_chunk_nbytes, _decode_options(form), ctypes.byref(needed), total_nbytes, None
+        n, max_chunk_nbytes, decode_options(form), ctypes.byref(needed), total_nbytes, None
     )
     check(status, f"sizing the scratch of {n} chunks of {algorithm}, largest {max_chunk_nbytes} bytes")
     return needed.value
@@ -326,26 +256,21 @@ def temp_nbytes(algorithm: str, n: int, max_chunk_nbytes: int, total_nbytes: int
 
 def max_encoded_nbytes(algorithm: str, chunk_nbytes: int, options: bytes | None = None) -> int:
     """Room that the encoded form of a chunk of `chunk_nbytes` bytes needs at most, in bytes. Needs no GPU."""
-    struct = _encode_struct(algorithm, options)
+    struct = encode_struct(algorithm, options)
     needed = ctypes.c_size_t()
-    entry = entry_point(_format(algorithm).symbol, "CompressGetMaxOutputChunkSize")
+    entry = entry_point(format_of(algorithm).symbol, "CompressGetMaxOutputChunkSize")
     status = entry(chunk_nbytes, struct, ctypes.byref(needed))
     check(status, f"sizing the output of {algorithm}")
     return needed.value
 
 
-def max_decoded_nbytes(algorithm: str) -> int:
-    """Largest decoded size of one frame that nvCOMP accepts, in bytes."""
-    return _format(algorithm).max_decoded_nbytes
-
-
 @functools.cache
 def decode_alignment(algorithm: str) -> Alignment:
     """Return what `decompress_batch` asks of addresses, in bytes. Needs no GPU."""
-    form = _format(algorithm)
+    form = format_of(algorithm)
     result = _Alignment()
     check(
-        entry_point(form.symbol, "DecompressGetRequiredAlignments")(_decode_options(form), ctypes.byref(result)),
+        entry_point(form.symbol, "DecompressGetRequiredAlignments")(decode_options(form), ctypes.byref(result)),
         algorithm,
     )
     return Alignment(max(result.input, form.frame_alignment), result.output, result.temp)
@@ -354,52 +279,11 @@ def decode_alignment(algorithm: str) -> Alignment:
 @functools.cache
 def encode_alignment(algorithm: str, options: bytes | None = None) -> Alignment:
     """Return what `compress_batch` asks of addresses, in bytes. Needs no GPU."""
-    form = _format(algorithm)
+    form = format_of(algorithm)
     result = _Alignment()
     entry = entry_point(form.symbol, "CompressGetRequiredAlignments")
-    check(entry(_encode_struct(algorithm, options), ctypes.byref(result)), algorithm)
+    check(entry(encode_struct(algorithm, options), ctypes.byref(result)), algorithm)
     return Alignment(result.input, max(result.output, form.frame_alignment), result.temp)
-
-
-def encode_options(algorithm: str, *, data_type: str = "uint8", level: int | None = None) -> bytes:
-    """Options of an encoder, as nvCOMP's 64-byte struct.
-
-    Parameters
-    ----------
-    data_type
-        What the bytes are, by NumPy's name: for ans, bitcomp, cascaded and lz4. A chunk's size must be a multiple of
-        its width.
-    level
-        deflate, gdeflate, gzip: 0 (fastest) to 5 (smallest). cascaded: 0 to 7. bitcomp: 0, or 1 for sparse data.
-        ``None`` is nvCOMP's default.
-    """
-    form = _format(algorithm)
-    if data_type not in form.data_types:
-        raise UnsupportedError(f"{algorithm}: data_type must be one of {sorted(form.data_types)}, got {data_type!r}")
-    if level is not None and (form.levels is None or level not in form.levels):
-        allowed = "None" if form.levels is None else f"{form.levels[0]} to {form.levels[-1]}"
-        raise UnsupportedError(f"{algorithm}: level must be {allowed}, got {level!r}")
-    type_code = _DATA_TYPES[data_type]
-    words: tuple[int, ...] = ()
-    match algorithm:
-        case "lz4":
-            words = (type_code,)
-        case "ans":
-            words = (0, type_code)
-        case "bitcomp":
-            words = (level or 0, type_code)
-        case "deflate" | "gdeflate" | "gzip":
-            words = (1 if level is None else level,)
-        case "cascaded":
-            # common_opts: type, asymmetric mode, bit packing, no coarse encoding; then all fine encodings and the level
-            words = (type_code, 1, 1, 0, 0, 0, 7, 0, 3 if level is None else level)
-    return pack_options(words)
-
-
-def _format(algorithm: str) -> _Format:
-    if algorithm not in _FORMATS:
-        raise UnsupportedError(f"nvCOMP has no algorithm {algorithm!r}; it has {', '.join(sorted(_FORMATS))}")
-    return _FORMATS[algorithm]
 
 
 def _batch_size(*columns: cupy.ndarray) -> int:
@@ -411,14 +295,3 @@ def _batch_size(*columns: cupy.ndarray) -> int:
                 f"nvCOMP columns must be contiguous uint64 arrays of shape ({n},), got {column.dtype} {column.shape}"
             )
     return int(n)
-
-
-def _decode_options(form: _Format) -> Options:
-    return Options.from_buffer_copy(pack_options(form.decode_words))
-
-
-def _encode_struct(algorithm: str, options: bytes | None) -> Options:
-    packed = encode_options(algorithm) if options is None else options
-    if len(packed) != OPTIONS_NBYTES:
-        raise ValueError(f"{algorithm}: options must have {OPTIONS_NBYTES} bytes, got {len(packed)}")
-    return Options.from_buffer_copy(packed)

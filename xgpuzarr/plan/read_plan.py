@@ -19,6 +19,7 @@ import numpy.typing as npt
 from xgpuzarr.errors import UnsupportedError, chunk_label
 from xgpuzarr.plan.cost import Decision
 from xgpuzarr.plan.group_chunks import INT64_MAX, GroupChunks, SliceChunks, group_chunks, linear_ids, n_touched
+from xgpuzarr.plan.group_products import along, c_strides, product_rows, product_sum
 from xgpuzarr.plan.selection import AxisSlice
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class ReadPlan:
                 axis_group[axis] = number
         return GatherTables(
             chunk_row=tuple(table.output_rows() for table in self.group_chunks),
-            row_stride=_c_strides([len(table.chunk_coords) for table in self.group_chunks]),
+            row_stride=c_strides([len(table.chunk_coords) for table in self.group_chunks]),
             inner=tuple(inner),
             axis_group=tuple(axis_group),
         )
@@ -214,7 +215,7 @@ class ReadPlan:
             offset[:] = -1
             return offset
         is_whole = np.ones(len(picks), np.bool_)
-        for number, (table, stride) in enumerate(zip(self.group_chunks, _c_strides(sizes), strict=True)):
+        for number, (table, stride) in enumerate(zip(self.group_chunks, c_strides(sizes), strict=True)):
             whole, out_start = table.whole()
             is_whole &= whole[picks[:, number]]
             offset += out_start[picks[:, number]] * stride
@@ -264,10 +265,10 @@ def plan_read(layout: ArrayLayout, selection: Selection) -> ReadPlan:
     )
     n_rows = [len(table.chunk_coords) for table in tables]
     _check_n_chunks(layout, math.prod(n_rows))
-    chunk_coords = _product([table.chunk_coords for table in tables], tables)
+    chunk_coords = product_rows([table.chunk_coords for table in tables], [group.axes for group in selection.groups])
     group_row = np.empty((*n_rows, len(tables)), np.int32)
     for number, length in enumerate(n_rows):
-        group_row[..., number] = _along(np.arange(length, dtype=np.int32), number, len(n_rows))
+        group_row[..., number] = along(np.arange(length, dtype=np.int32), number, len(n_rows))
     object_row, object_coords = _objects(layout, tables, chunk_coords)
     return ReadPlan(
         layout=layout,
@@ -323,9 +324,9 @@ def _objects(
         number, firsts = _number_by_first_use(linear_ids(list(in_grid.T), _pick(layout.object_grid_shape, axes)))
         numbers.append(number)
         coords.append(in_grid[firsts])
-    strides = _c_strides([len(rows) for rows in coords])
-    object_row = _sum([number * stride for number, stride in zip(numbers, strides, strict=True)])
-    return object_row, _product(coords, tables)
+    strides = c_strides([len(rows) for rows in coords])
+    object_row = product_sum([number * stride for number, stride in zip(numbers, strides, strict=True)])
+    return object_row, product_rows(coords, [table.group.axes for table in tables])
 
 
 def _number_by_first_use(ids: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -343,48 +344,19 @@ def _level_index(layout: ArrayLayout, tables: tuple[GroupChunks, ...]) -> Int64A
     index = np.empty((n_chunks, len(layout.shard_levels)), np.int64)
     for number, level in enumerate(layout.shard_levels):
         chunks_per_entry = [e // c for e, c in zip(level.chunk_shape, layout.chunk_shape, strict=True)]
-        strides = _c_strides(level.grid_shape)
+        strides = c_strides(level.grid_shape)
         parts = []
         for table in tables:
             part = np.zeros(len(table.chunk_coords), np.int64)
             for axis, coords in zip(table.group.axes, table.chunk_coords.T, strict=True):
                 part += coords // chunks_per_entry[axis] % level.grid_shape[axis] * strides[axis]
             parts.append(part)
-        index[:, number] = _sum(parts)
+        index[:, number] = product_sum(parts)
     return index
-
-
-def _product(coords: Sequence[Int64Array], tables: Sequence[GroupChunks]) -> Int64Array:
-    """Rows of every combination of the groups' `coords`, in C order, with a column per axis."""
-    lengths = [len(rows) for rows in coords]
-    ndim = sum(len(table.group.axes) for table in tables)
-    product = np.empty((*lengths, ndim), np.int64)
-    for number, (rows, table) in enumerate(zip(coords, tables, strict=True)):
-        for axis, column in zip(table.group.axes, rows.T, strict=True):
-            product[..., axis] = _along(column, number, len(lengths))
-    return product.reshape(math.prod(lengths), ndim)
-
-
-def _sum(parts: Sequence[Int64Array]) -> Int64Array:
-    """Sum of one value per group, for every combination of the groups' rows, in C order."""
-    total = np.zeros([len(part) for part in parts], np.int64)
-    for number, part in enumerate(parts):
-        total += _along(part, number, len(parts))
-    return total.reshape(-1)
-
-
-def _along[T: np.generic](column: npt.NDArray[T], dim: int, ndim: int) -> npt.NDArray[T]:
-    """Stand `column` along dimension `dim` of `ndim`, to broadcast."""
-    return column.reshape([-1 if d == dim else 1 for d in range(ndim)])
 
 
 def _pick(values: Sequence[int], axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(values[axis] for axis in axes)
-
-
-def _c_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Elements between neighbours along each dimension of a C-order array."""
-    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def format_nbytes(nbytes: int) -> str:

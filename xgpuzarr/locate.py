@@ -39,7 +39,7 @@ of chunks that the index cannot follow (`xgpuzarr.plan.shard_index.bytes_after`)
 OBJECTS_A_TASK = 64
 """Objects whose indexes one task reads: small reads, many of which take as long as starting a task."""
 
-OBJECTS_A_WAVE = 4096
+REMOTE_OBJECTS_A_TASK = 4096
 """The same for stores that answer requests, where many are under way at once."""
 
 INDEXES_NBYTES = 256 << 20
@@ -152,7 +152,7 @@ def _read_entries(
     by_shard, shard_bounds = _grouped(in_shard, len(shards.object))
     is_too_large = level.index_nbytes > INDEXES_NBYTES
     nbytes_after = outermost.index_nbytes if depth and outermost.index_location == "end" else 0
-    n_at_once = OBJECTS_A_WAVE if isinstance(reader, StoreReader) else OBJECTS_A_TASK
+    n_at_once = REMOTE_OBJECTS_A_TASK if isinstance(reader, StoreReader) else OBJECTS_A_TASK
 
     def read_objects(start: int) -> None:
         wanted: list[tuple[str, list[int], ObjectRead]] = []

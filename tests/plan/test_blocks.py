@@ -105,6 +105,22 @@ def test_a_huge_grid_of_tiny_chunks_is_no_loop():
     assert block_shape(Grid.of((10**12,), (8,), dtype="u1"), 256 * MIB) == (268435456,)
 
 
+@pytest.mark.parametrize("n_shards", [1, 3])
+@pytest.mark.parametrize("n_chunks", [1_000_003, 999_999_937, 2 * 999_999_937, 10**12 + 39, 2**61 - 1])
+def test_a_shard_of_a_prime_number_of_chunks_gives_blocks_near_the_target(n_chunks, n_shards):
+    n = n_chunks * n_shards
+    (length,) = block_shape(Grid.of((n,), (1,), (n_chunks,), "u1"), 64 * MIB)
+    assert length == min(n, max(64 * MIB, -(-n // (1_000_000 * 64 * MIB)) * 64 * MIB))
+    assert -(-n // length) <= 1_000_000
+
+
+def test_a_shard_of_a_prime_number_of_chunks_is_divided_only_far_above_the_target():
+    grid = Grid.of((2, 1009, 64), (1, 1, 8), (1, 1009, 64), "u1")
+    shard_nbytes = 1009 * 64
+    assert block_shape(grid, shard_nbytes // 4 + 1) == (1, 1009, 64)
+    assert block_shape(grid, shard_nbytes // 5) == (1, 256, 64)  # inside one shard, before it reaches into the next
+
+
 @pytest.mark.parametrize(
     ("lengths", "unit", "cut"),
     [

@@ -2,7 +2,7 @@
 
 A block is whole chunks, or whole shards, near a target of decoded bytes:
 
-1. `block_unit` picks what blocks are made of: the stored object, or an even part of a shard far above the target.
+1. `block_unit` picks what blocks are made of: the stored object, or a part of a shard far above the target.
 2. `block_shape` doubles the unit along one axis after the other. Axes along which a unit has some extent grow alike, so
    that a block keeps the proportions the store's author chose: image tiles become squares, tiles of a map become maps.
    Axes that are stored one by one (time steps, levels) grow after those, the first of them first. Doubling makes
@@ -29,6 +29,12 @@ __all__ = ["aligned_length", "block_shape", "block_unit", "first_cut", "select_b
 MAX_FACTOR = 1000
 """Largest factor looked for, of a number that an array's metadata may make as large as it likes."""
 
+MAX_OVERSIZE = 4
+"""A shard more than so many times the target is divided, if need be into its chunks, of which blocks then cut it."""
+
+MAX_BLOCKS = 1_000_000
+"""Most default blocks along an axis: dask lists them all, before anything is selected."""
+
 
 def block_shape(layout: ArrayLayout, target_bytes: int, *, itemsize: int | None = None) -> tuple[int, ...]:
     """Shape of the default dask block of an array.
@@ -38,7 +44,8 @@ def block_shape(layout: ArrayLayout, target_bytes: int, *, itemsize: int | None 
     layout
         The array.
     target_bytes
-        Decoded bytes that a block aims at. The block comes nearest to it in ratio; it is larger only if one unit is.
+        Decoded bytes that a block aims at. The block comes nearest to it in ratio; it is larger only if one unit is, or
+        if there were more than `MAX_BLOCKS` along an axis.
     itemsize
         Bytes of one element of the block, where that is not the stored element: scaled integers become floats.
 
@@ -50,12 +57,14 @@ def block_shape(layout: ArrayLayout, target_bytes: int, *, itemsize: int | None 
     itemsize = itemsize or layout.dtype.itemsize
     unit = block_unit(layout, target_bytes, itemsize=itemsize)
     block = [max(1, min(u, s)) for u, s in zip(unit, layout.shape, strict=True)]
-    while (axis := _axis_to_grow(block, unit, layout.shape)) is not None:
+    while (axis := _axis_to_grow(block, unit, layout)) is not None:
         grown = min(2 * block[axis], layout.shape[axis])
         nbytes = _nbytes(block, itemsize)
         if nbytes * (nbytes // block[axis] * grown) >= target_bytes**2:  # no nearer to the target, in ratio
             break
         block[axis] = grown
+    for axis, (b, s) in enumerate(zip(block, layout.shape, strict=True)):
+        block[axis] = min(b * max(1, -(-s // (b * MAX_BLOCKS))), max(1, s))
     return tuple(block)
 
 
@@ -63,7 +72,9 @@ def block_unit(layout: ArrayLayout, target_bytes: int, *, itemsize: int | None =
     """Shape of what blocks are whole multiples of.
 
     It is the stored object: reading part of a shard costs another read of its index, and part of a chunk costs decoding
-    all of it. A shard far above the target is divided evenly, between its chunks, as long as that comes nearer.
+    all of it. A shard far above the target is divided evenly, between its chunks, as long as that comes nearer. Where a
+    prime number of chunks leaves it more than `MAX_OVERSIZE` times the target, it is one chunk along that axis: blocks
+    near the target, of which some lie in two shards, are better than one that fits no memory.
     """
     itemsize = itemsize or layout.dtype.itemsize
     unit = list(layout.object_shape)
@@ -71,7 +82,7 @@ def block_unit(layout: ArrayLayout, target_bytes: int, *, itemsize: int | None =
         counts = [u // c for u, c in zip(unit, layout.chunk_shape, strict=True)]
         axis = counts.index(max(counts)) if counts else 0
         n_parts = _smallest_factor(counts[axis]) if counts else 1
-        if n_parts == 1 or _nbytes(unit, itemsize) <= math.sqrt(n_parts) * target_bytes:
+        if n_parts == 1 or _nbytes(unit, itemsize) <= min(math.sqrt(n_parts), MAX_OVERSIZE) * target_bytes:
             return tuple(unit)
         unit[axis] //= n_parts
 
@@ -116,10 +127,14 @@ def select_blocks(lengths: Sequence[int], selected: range) -> tuple[tuple[int, .
     return tuple(parts.tolist()), int(np.asarray(lengths)[touched].sum())
 
 
-def _axis_to_grow(block: Sequence[int], unit: Sequence[int], shape: Sequence[int]) -> int | None:
-    """Axis along which the next doubling keeps the block's proportions; None if the block is the array."""
-    open_axes = [axis for axis, (b, s) in enumerate(zip(block, shape, strict=True)) if b < s]
-    extended = [axis for axis in open_axes if unit[axis] > 1]
+def _axis_to_grow(block: Sequence[int], unit: Sequence[int], layout: ArrayLayout) -> int | None:
+    """Axis along which the next doubling keeps the block's proportions; None if the block is the array.
+
+    A block that is part of a shard grows inside that before it reaches into others.
+    """
+    open_axes = [axis for axis, (b, s) in enumerate(zip(block, layout.shape, strict=True)) if b < s]
+    in_shard = [axis for axis in open_axes if block[axis] < layout.object_shape[axis]]
+    extended = in_shard or [axis for axis in open_axes if unit[axis] > 1]
     if extended:
         return min(extended, key=lambda axis: block[axis] / unit[axis])
     return min(open_axes, default=None)

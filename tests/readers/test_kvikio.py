@@ -288,11 +288,13 @@ def test_no_ranges(kvikio, objects):
     assert kvikio.log == []
 
 
-def test_threads_are_set_once_and_never_against_the_user(kvikio, tmp_path, monkeypatch):
-    KvikioReader(tmp_path, n_threads=6)
-    assert kvikio.n_threads == 6
+def test_threads_are_as_many_as_a_reader_wants_and_never_against_the_user(kvikio, tmp_path, monkeypatch):
+    for n_threads, then in ((6, 6), (9, 9), (3, 9)):
+        KvikioReader(tmp_path, n_threads=n_threads)
+        assert kvikio.n_threads == then
+    kvikio.n_threads = 5  # by the program
     KvikioReader(tmp_path, n_threads=9)
-    assert kvikio.n_threads == 6
+    assert kvikio.n_threads == 5
     kvikio.n_threads = 1
     monkeypatch.setenv("KVIKIO_NTHREADS", "1")
     KvikioReader(tmp_path, n_threads=9)

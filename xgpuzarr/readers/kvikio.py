@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     type _Range = tuple[int, int, int]  # offset in the object, nbytes, offset in the slab
 
-__all__ = ["KvikioReader", "WaveRead"]
+__all__ = ["KvikioReader", "WaveRead", "set_threads"]
 
 MAX_OPEN_OBJECTS = 64
 """Objects of a wave that are open at once. KvikIO holds two descriptors each, reads have two waves on their way, and
@@ -54,6 +54,9 @@ all at their first bytes together and all at their last decoding together, while
 they may be waiting for a distant disk."""
 
 _THREADS_LOCK = threading.Lock()
+_own_settings = {1}
+"""Numbers of threads that are KvikIO's default, far from what storage can do, or were set by `set_threads`."""
+
 _large_reads = threading.Lock()
 
 
@@ -69,8 +72,9 @@ class KvikioReader:
     task_nbytes
         Ranges larger than this are cut into tasks for several threads, in bytes. None: KvikIO's setting (4 MiB).
     n_threads
-        Threads of KvikIO's pool, which all readers of the process share: the first reader sets them, unless
-        ``KVIKIO_NTHREADS`` or the program has. None: three quarters of the usable CPUs, at most `MAX_THREADS`.
+        Threads of KvikIO's pool, which all readers of the process share: it has as many as the reader that wants most,
+        unless ``KVIKIO_NTHREADS`` or the program has set them. None: three quarters of the usable CPUs, at most
+        `MAX_THREADS`.
 
     Raises
     ------
@@ -83,7 +87,7 @@ class KvikioReader:
     def __init__(self, root: Path | str, *, task_nbytes: int | None = None, n_threads: int | None = None) -> None:
         self._root = os.fspath(root)
         self._task_nbytes = task_nbytes
-        _set_threads(n_threads or min(math.ceil(CPU_SHARE * usable_cpus()), MAX_THREADS))
+        set_threads(n_threads or min(math.ceil(CPU_SHARE * usable_cpus()), MAX_THREADS))
 
     @property
     def store_name(self) -> str:
@@ -294,7 +298,14 @@ class _ObjectReads:
         return ChunkReadError(f"store {self._root!r}, key {self._key!r}, bytes {offset}:{offset + nbytes}: {reason}")
 
 
-def _set_threads(n_threads: int) -> None:
+def set_threads(n_threads: int) -> None:
+    """Let KvikIO's pool have at least so many threads, unless ``KVIKIO_NTHREADS`` or the program has set them.
+
+    Raises
+    ------
+    MissingDependencyError
+        KvikIO is not installed.
+    """
     try:
         import kvikio.defaults
     except ImportError as error:
@@ -305,5 +316,7 @@ def _set_threads(n_threads: int) -> None:
     if "KVIKIO_NTHREADS" in os.environ or "KVIKIO_NUM_THREADS" in os.environ:
         return
     with _THREADS_LOCK:
-        if kvikio.defaults.get("num_threads") == 1:  # KvikIO's default, far from what storage can do
+        n_now = kvikio.defaults.get("num_threads")
+        if n_now in _own_settings and n_now < n_threads:
             kvikio.defaults.set({"num_threads": n_threads})
+            _own_settings.add(n_threads)

@@ -35,6 +35,7 @@ BOUND_TO_CUPY = (
     "execute_staged",
     "file_fetch",
     "store_fetch",
+    "remote_fetch",
     "device_wave",
     "device_output",
     "decoders.frames",

@@ -20,6 +20,7 @@ from xgpuzarr.plan.cost import Decision
 from xgpuzarr.plan.layout import ArrayLayout, layout_of
 from xgpuzarr.plan.read_plan import ReadPlan, plan_read
 from xgpuzarr.plan.selection import Selection, parse_numpy, parse_outer, parse_vectorized
+from xgpuzarr.readers.remote import kvikio_problem
 from xgpuzarr.store_token import store_token
 from xgpuzarr.system import device_problem, probe
 from xgpuzarr.warning import warn
@@ -124,6 +125,10 @@ class ZarrArray:
         self._device = "cuda" if self._on_device and holds else "cpu"
         if options.route == "device" and self.route != "device":
             raise UnsupportedError(f"array {self.name!r}: route='device' was asked for, but {self.reason}")
+        if options.remote_reader == "kvikio" and self.device == "cuda" and self.remote_reader == "client":
+            raise UnsupportedError(
+                f"array {self.name!r}: remote_reader='kvikio' was asked for, but {self.remote_reader_reason}"
+            )
 
     @property
     def name(self) -> str:
@@ -196,6 +201,25 @@ class ZarrArray:
         if self._options.route == "host":
             return "route='host' was asked for"
         return "; ".join(self.layout.codec_chain.reasons)
+
+    @property
+    def remote_reader(self) -> str:
+        """Who reads chunks to the device out of a store that is no local folder: "kvikio", or the store's "client".
+
+        "" for a local folder, and where no chunks are read to the device.
+        """
+        if not self._on_device or type(self._opened.array.store) is LocalStore:
+            return ""
+        return "client" if self.remote_reader_reason else "kvikio"
+
+    @property
+    def remote_reader_reason(self) -> str:
+        """Why the store's client reads and not KvikIO; "" if it does not. `ReadReport` has it for one read."""
+        if not self._on_device or type(self._opened.array.store) is LocalStore:
+            return ""
+        if self.layout is None or self.route == "host":
+            return f"chunks are decoded on the host: {self.reason}"
+        return kvikio_problem(self._opened.array.store, self.layout, self._options)
 
     def on(self, device: str, options: ReadOptions | None = None) -> ZarrArray:
         """Give the same open array with its results on "cuda" or "cpu", and other options if any; reads nothing."""

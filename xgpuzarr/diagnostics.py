@@ -30,6 +30,13 @@ class ReadReport:
         Path of the array in its store.
     route
         Where its chunks were decoded: "device" or "host".
+    remote_reader
+        Who read chunks to the device, out of a store that is no local folder: "kvikio" or the store's "client"; "" for
+        reads of folders, and for chunks that were decoded on the host.
+    remote_reader_reason
+        Why the client, and not KvikIO.
+    n_again
+        Spans that KvikIO did not bring, and the client was asked for again.
     n_reads
         Reads that the report covers.
     n_chunks, n_missing
@@ -47,6 +54,9 @@ class ReadReport:
 
     array: str
     route: str
+    remote_reader: str = ""
+    remote_reader_reason: str = ""
+    n_again: int = 0
     n_reads: int = 1
     n_chunks: int = 0
     n_missing: int = 0
@@ -59,6 +69,9 @@ class ReadReport:
     place_s: float = 0.0
     total_s: float = 0.0
 
+
+NAMES = {"array": ", ", "route": ", ", "remote_reader": ", ", "remote_reader_reason": "; "}
+"""Attributes that are text, and what stands between several of them."""
 
 _collectors: list[list[ReadReport]] = []
 _lock = threading.Lock()
@@ -92,12 +105,12 @@ def total(reports: Iterable[ReadReport]) -> ReadReport:
         changes: dict[str, object] = {
             field.name: getattr(result, field.name) + getattr(report, field.name)
             for field in fields(report)
-            if field.name not in ("array", "route")
+            if field.name not in NAMES
         }
-        for name in ("array", "route"):
-            known = getattr(result, name).split(", ") if getattr(result, name) else []
-            if getattr(report, name) not in known:
+        for name, separator in NAMES.items():
+            known = getattr(result, name).split(separator) if getattr(result, name) else []
+            if getattr(report, name) not in ("", *known):
                 known.append(getattr(report, name))
-            changes[name] = ", ".join(known)
+            changes[name] = separator.join(known)
         result = replace(result, **changes)  # type: ignore[arg-type]
     return result

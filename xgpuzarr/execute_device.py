@@ -29,7 +29,7 @@ from xgpuzarr.plan.memory import inflight_nbytes, split_batches
 from xgpuzarr.pool import run_all
 from xgpuzarr.readers.host import LocalReader
 from xgpuzarr.readers.protocol import MISSING, ObjectRead
-from xgpuzarr.store_fetch import StoreFetch
+from xgpuzarr.remote_fetch import fetch_of_store
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
     from xgpuzarr.execute import Source
     from xgpuzarr.plan.read_plan import ReadPlan
+    from xgpuzarr.remote_fetch import RemoteFetch
+    from xgpuzarr.store_fetch import StoreFetch
+
+    type WaveFetch = FileFetch | StoreFetch | RemoteFetch
 
 __all__ = ["read_device", "to_device"]
 
@@ -137,6 +141,9 @@ class _DeviceRead:
             ReadReport(
                 array=self.plan.layout.path,
                 route="device",
+                remote_reader=fetch.remote_reader,
+                remote_reader_reason=fetch.remote_reader_reason,
+                n_again=fetch.n_again,
                 n_chunks=self.plan.n_chunks,
                 n_missing=self.n_missing,
                 n_host_chunks=self.n_host_chunks,
@@ -194,13 +201,14 @@ class _DeviceRead:
         most = min(budget // N_STREAMS, int(inflight.sum() / (n_waves - 0.5)) + int(inflight.max(initial=1)))
         return [rows[part] for part in split_batches(inflight, max_batch_bytes=most)]
 
-    def _fetch_of(self, ranges: ByteRanges | None, waves: list[NDArray[np.int64]]) -> FileFetch | StoreFetch:
+    def _fetch_of(self, ranges: ByteRanges | None, waves: list[NDArray[np.int64]]) -> WaveFetch:
         if not isinstance(self.reader, LocalReader):
-            return StoreFetch(self.plan, self.source, ranges, waves)
+            with self._naming_the_array():
+                return fetch_of_store(self.plan, self.source, ranges, waves)
         assert ranges is not None  # files tell their sizes
         return FileFetch(self.reader.root, self._object_keys, ranges, waves, self.output, self.source.options)
 
-    def _run_waves(self, fetch: FileFetch | StoreFetch, waves: list[NDArray[np.int64]]) -> None:
+    def _run_waves(self, fetch: WaveFetch, waves: list[NDArray[np.int64]]) -> None:
         """Start and finish every wave; a wave that meets too little memory is tried again, alone and in halves."""
         todo, alone = deque(waves), False
         while todo:
@@ -231,9 +239,7 @@ class _DeviceRead:
             wave.start()
             self.in_flight.append(wave)
 
-    def _halves(
-        self, fetch: FileFetch | StoreFetch, rows: NDArray[np.int64], error: Exception
-    ) -> list[NDArray[np.int64]]:
+    def _halves(self, fetch: WaveFetch, rows: NDArray[np.int64], error: Exception) -> list[NDArray[np.int64]]:
         """Make room after running out of memory, and say what to try instead of a wave."""
         had_company = bool(self.in_flight) or fetch.drop()
         while self.in_flight:
@@ -262,7 +268,7 @@ class _DeviceRead:
 
     def _fetch(
         self,
-        fetch: FileFetch | StoreFetch,
+        fetch: WaveFetch,
         rows: NDArray[np.int64],
         stream: cupy.cuda.Stream,
         following: tuple[NDArray[np.int64], cupy.cuda.Stream] | None,

@@ -62,7 +62,12 @@ class FileFetch:
     ----------
     encoded_nbytes
         Encoded size of all chunks, in bytes.
+    remote_reader, remote_reader_reason, n_again
+        "", "" and 0: as `ReadReport` has them.
     """
+
+    remote_reader = remote_reader_reason = ""
+    n_again = 0
 
     def __init__(
         self,

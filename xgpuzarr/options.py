@@ -46,6 +46,11 @@ class ReadOptions:
     timeout_s
         Seconds after which such a request is an error, with all retries. It bounds a read where a store has no bound
         of its own. 300 s is enough for a full read on a slow line.
+    remote_reader
+        Who reads the chunks of such a store to the device. "client": the store's client, into host memory. "kvikio":
+        KvikIO's remote files, straight into device memory; `UnsupportedError` for an array that they cannot read as the
+        client would (`ZarrArray.remote_reader_reason`). "auto": KvikIO where it can, and where the requests of a read
+        are large enough for it to be faster; else the client.
     max_gap_bytes
         Two byte ranges of one file closer than this are read as one. 64 KiB costs a local disk less than a
         second request does.
@@ -67,6 +72,7 @@ class ReadOptions:
     concurrency: int = 64
     n_retries: int = 3
     timeout_s: float = 300.0
+    remote_reader: Literal["auto", "client", "kvikio"] = "auto"
     max_gap_bytes: int = 64 * KIB
     max_remote_gap_bytes: int = MIB
     max_read_bytes: int = 16 * MIB
@@ -76,6 +82,8 @@ class ReadOptions:
     def __post_init__(self) -> None:
         if self.route not in ("auto", "device", "host"):
             raise ValueError(f"route must be 'auto', 'device' or 'host', got {self.route!r}")
+        if self.remote_reader not in ("auto", "client", "kvikio"):
+            raise ValueError(f"remote_reader must be 'auto', 'client' or 'kvikio', got {self.remote_reader!r}")
         for name, least in (
             ("n_threads", 1),
             ("concurrency", 1),

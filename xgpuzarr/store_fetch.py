@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     type Arrived = list[list[memoryview] | None]
 
-__all__ = ["StoreFetch", "layout_slab", "spans_of"]
+__all__ = ["StoreFetch", "check_none_vanished", "layout_slab", "reads_of", "spans_of"]
 
 STAGING_NBYTES = 16 << 20
 N_STAGING_BUFFERS = 4
@@ -55,16 +55,29 @@ class StoreFetch:
         Byte range of every chunk; None where chunks are whole objects, and only reading tells which exist.
     waves
         Plan rows of the chunks of each wave, in the order in which they will be fetched; none is missing in `ranges`.
+    remote_reader_reason
+        Why the client reads, and not KvikIO.
 
     Attributes
     ----------
     encoded_nbytes
         Encoded size of the chunks that were fetched so far, in bytes.
+    remote_reader, remote_reader_reason, n_again
+        "client", why not KvikIO, and 0: as `ReadReport` has them.
     """
 
+    remote_reader = "client"
+    n_again = 0
+
     def __init__(
-        self, plan: ReadPlan, source: Source, ranges: ByteRanges | None, waves: list[NDArray[np.int64]]
+        self,
+        plan: ReadPlan,
+        source: Source,
+        ranges: ByteRanges | None,
+        waves: list[NDArray[np.int64]],
+        remote_reader_reason: str,
     ) -> None:
+        self.remote_reader_reason = remote_reader_reason
         self.plan, self.source, self.ranges = plan, source, ranges
         self.device = cupy.cuda.Device()
         self.ahead = deque(waves)
@@ -138,9 +151,7 @@ class StoreFetch:
             self._copy(parts, slab, at, stream)
             return Fetched(slab, rows[is_there], at, nbytes, np.zeros(len(parts), np.int64)), rows[~is_there]
         spans = self._spans(rows)
-        for number in [number for number, parts in enumerate(arrived) if parts is None][:1]:
-            (key,) = self.plan.keys(spans.object_row[number : number + 1])
-            raise ChunkReadError(f"store {self.source.reader.store_name!r}, key {key!r}: object vanished")
+        check_none_vanished(self.plan, self.source, spans, [n for n, parts in enumerate(arrived) if parts is None])
         span_at, fetched = layout_slab(self.ranges, rows, spans)
         self._copy([parts[0] for parts in arrived if parts is not None], fetched.slab, span_at, stream)
         return fetched, rows[:0]
@@ -149,11 +160,7 @@ class StoreFetch:
         """Reads of one wave, each of one range."""
         if self.ranges is None:
             return [ObjectRead(key, ((0, WHOLE),)) for key in self.plan.keys(self.plan.object_row[rows])]
-        spans = self._spans(rows)
-        nbytes_after = bytes_after(spans, self.plan.layout.shard_levels[0])
-        columns = (column.tolist() for column in (spans.offset, spans.nbytes, nbytes_after))
-        places = zip(self.plan.keys(spans.object_row), *columns, strict=True)
-        return [ObjectRead(key, ((offset, nbytes),), after) for key, offset, nbytes, after in places]
+        return reads_of(self.plan, self._spans(rows))
 
     def _spans(self, rows: NDArray[np.int64]) -> Spans:
         assert self.ranges is not None  # callers looked
@@ -188,9 +195,24 @@ class StoreFetch:
         run_all(copy, range(len(cuts)), self.source.options.threads)
 
 
+def check_none_vanished(plan: ReadPlan, source: Source, spans: Spans, missing: list[int]) -> None:
+    """Raise for an object that is missing although its index was there, if any."""
+    for number in missing[:1]:
+        (key,) = plan.keys(spans.object_row[number : number + 1])
+        raise ChunkReadError(f"store {source.reader.store_name!r}, key {key!r}: object vanished")
+
+
 def spans_of(ranges: ByteRanges, rows: NDArray[np.int64], max_gap_bytes: int, max_read_bytes: int) -> Spans:
     """Reads that fetch the chunks of some rows."""
     return coalesce(ranges.take(rows), max_gap_bytes=max_gap_bytes, max_read_bytes=max_read_bytes)
+
+
+def reads_of(plan: ReadPlan, spans: Spans) -> list[ObjectRead]:
+    """Reads that fetch spans of sharded chunks, of one range each, with what must follow it."""
+    nbytes_after = bytes_after(spans, plan.layout.shard_levels[0])
+    columns = (column.tolist() for column in (spans.offset, spans.nbytes, nbytes_after))
+    places = zip(plan.keys(spans.object_row), *columns, strict=True)
+    return [ObjectRead(key, ((offset, nbytes),), after) for key, offset, nbytes, after in places]
 
 
 def layout_slab(ranges: ByteRanges, rows: NDArray[np.int64], spans: Spans) -> tuple[NDArray[np.int64], Fetched]:

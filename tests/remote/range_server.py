@@ -12,12 +12,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+PAGES = {"move": 302, "page": 200, "lost": 404}
+"""Faults that are answered with a page, and its status."""
+
+
 @dataclass(frozen=True)
 class Request:
-    """One GET: the path below the server's folder, and the range as the client wrote it ("" for none)."""
+    """One GET: the path below the server's folder, the range as the client wrote it ("" for none), and who asked."""
 
     path: str
     range: str
+    agent: str = field(default="", compare=False)
 
 
 @dataclass
@@ -37,7 +42,11 @@ class RangeServer(ThreadingHTTPServer):
     fault
         "" answers properly. "fail" answers each GET that `every` divides with status 503, "cut" ends its body half
         way; the same request made again is answered, so that tests do not depend on how requests are interleaved.
-        "stall" never answers a GET of a chunk, "ignore ranges" sends whole objects, "forbid" answers with status 403.
+        "stall" never answers a GET of a chunk, "ignore ranges" sends whole objects, "forbid" answers with status 403,
+        "move" with status 302 and a page, "page" with status 200 and a page, "short" ends ranges a few bytes too soon
+        and says so, "lost" answers with status 404.
+    of_kvikio
+        Only requests of KvikIO, which does not say who it is, meet the fault.
     forbidden
         One path that is answered with status 403.
     gather
@@ -56,9 +65,9 @@ class RangeServer(ThreadingHTTPServer):
         self.reset()
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
-    def reset(self, fault: str = "", *, every: int = 5, gather: int = 1) -> None:
+    def reset(self, fault: str = "", *, every: int = 5, gather: int = 1, of_kvikio: bool = False) -> None:
         """Forget what was seen, and behave anew."""
-        self.fault, self.every, self.gather = fault, every, gather
+        self.fault, self.every, self.gather, self.of_kvikio = fault, every, gather, of_kvikio
         self.failed: set[Request] = set()
         self.forbidden = ""
         self.seen = Seen()
@@ -83,7 +92,8 @@ class _Handler(BaseHTTPRequestHandler):
     is_to_fail = False
 
     def do_GET(self) -> None:
-        server, request = self.server, Request(self.path.lstrip("/"), self.headers.get("Range", ""))
+        server = self.server
+        request = Request(self.path.lstrip("/"), self.headers.get("Range", ""), self.headers.get("User-Agent", ""))
         with server.changed:
             seen = server.seen
             seen.requests.append(request)
@@ -106,26 +116,31 @@ class _Handler(BaseHTTPRequestHandler):
     def _is_chunk(self) -> bool:
         return re.search(r"/(c/)?\d[\d./]*$", self.path) is not None
 
+    @property
+    def _fault(self) -> str:
+        return "" if self.server.of_kvikio and self.headers.get("User-Agent") else self.server.fault
+
     def _answer(self, request: Request) -> None:
-        server, file = self.server, self.server.folder / request.path
-        if server.fault == "stall" and self._is_chunk:
+        server, fault, file = self.server, self._fault, self.server.folder / request.path
+        if fault == "stall" and self._is_chunk:
             server.closing.wait(30)
             self.close_connection = True
-        elif server.fault == "fail" and self.is_to_fail:
+        elif fault == "fail" and self.is_to_fail:
             self._send(503, b"busy")
-        elif (server.fault == "forbid" and self._is_chunk) or request.path == server.forbidden:
+        elif (fault == "forbid" and self._is_chunk) or request.path == server.forbidden:
             self._send(403, b"no")
+        elif fault in PAGES and self._is_chunk:
+            self._send(PAGES[fault], b"<html>Go somewhere else.</html>")
         elif not file.is_file():
             self._send(404, b"")
         else:
             content = file.read_bytes()
             first, last = self._bounds(request.range, len(content))
-            self._send(
-                206 if request.range and server.fault != "ignore ranges" else 200, content[first:last], len(content)
-            )
+            last -= 3 if fault == "short" and self._is_chunk else 0
+            self._send(206 if request.range and fault != "ignore ranges" else 200, content[first:last], len(content))
 
     def _bounds(self, asked: str, size: int) -> tuple[int, int]:
-        if not asked or self.server.fault == "ignore ranges":
+        if not asked or self._fault == "ignore ranges":
             return 0, size
         first, last = re.fullmatch(r"bytes=(\d*)-(\d*)", asked).groups()
         if not first:
@@ -141,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
             first, _ = self._bounds(self.headers["Range"], size)
             self.send_header("Content-Range", f"bytes {first}-{first + len(body) - 1}/{size}")
         self.end_headers()
-        is_cut = self.server.fault == "cut" and self.is_to_fail
+        is_cut = self._fault == "cut" and self.is_to_fail
         if self.command == "GET":
             self.wfile.write(body[: len(body) // 2] if is_cut else body)
         self.close_connection |= is_cut

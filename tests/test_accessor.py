@@ -92,6 +92,7 @@ def test_routes_print_as_a_table(store: str) -> None:
     dataset["<b>"] = dataset.t
     heads, *lines = repr(dataset.gpuzarr.routes).splitlines()
     assert heads.split("  ")[0] == "variable"
+    assert "remote reader" not in heads  # of a local folder
     assert heads.index("shape") == lines[0].index("(")
     assert len(lines) == len(dataset.variables)
     page = dataset.gpuzarr.routes._repr_html_()

@@ -17,6 +17,7 @@ from xgpuzarr.transfer import is_on_device, to_device, to_host
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
+    from xgpuzarr.array import ZarrArray
     from xgpuzarr.backend_array import GpuZarrBackendArray
 
 __all__ = ["GpuZarrDataArrayAccessor", "GpuZarrDatasetAccessor", "Route", "Routes"]
@@ -49,6 +50,9 @@ class Route:
         Decoded size of a stored chunk, in bytes; None if not known.
     block_nbytes
         Size of the largest dask block, or of the default one where it is not chunked, in bytes; None if not known.
+    remote_reader
+        Who reads chunks to the device out of a store that is no local folder: "kvikio", or "client" with the reason.
+        Tables leave it out where it is "" for all variables.
     """
 
     variable: str
@@ -60,6 +64,7 @@ class Route:
     reason: str
     chunk_nbytes: int | None
     block_nbytes: int | None
+    remote_reader: str = ""
 
 
 class Routes(tuple[Route, ...]):
@@ -68,7 +73,7 @@ class Routes(tuple[Route, ...]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        rows = [_heads(), *(_cells(route) for route in self)]
+        rows = self._table()
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
         return "\n".join(line.rstrip() for line in lines)
@@ -77,8 +82,18 @@ class Routes(tuple[Route, ...]):
         def row(cells: Iterable[str], tag: str) -> str:
             return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
-        body = "".join(row(_cells(route), "td") for route in self)
-        return f"<table><thead>{row(_heads(), 'th')}</thead><tbody>{body}</tbody></table>"
+        heads, *rows = self._table()
+        body = "".join(row(cells, "td") for cells in rows)
+        return f"<table><thead>{row(heads, 'th')}</thead><tbody>{body}</tbody></table>"
+
+    def _table(self) -> list[list[str]]:
+        """Heads, and the cells of each route."""
+        names = [field.name for field in fields(Route)]
+        if not any(route.remote_reader for route in self):
+            names.remove("remote_reader")
+        heads = [name.replace("_nbytes", " bytes").replace("_", " ") for name in names]
+        values = ([getattr(route, name) for name in names] for route in self)
+        return [heads, *(["" if value is None else str(value) for value in row] for row in values)]
 
 
 @xr.register_dataset_accessor("gpuzarr")  # type: ignore[no-untyped-call]
@@ -269,7 +284,12 @@ def _route(name: Hashable, variable: xr.Variable) -> Route:
         reason=_reason(variable, stored),
         chunk_nbytes=None if layout is None else layout.chunk_nbytes,
         block_nbytes=_block_nbytes(variable),
+        remote_reader="" if stored is None else _remote_reader(stored.zarr_array),
     )
+
+
+def _remote_reader(array: ZarrArray) -> str:
+    return ": ".join(filter(None, [array.remote_reader, array.remote_reader_reason]))
 
 
 def _reason(variable: xr.Variable, stored: GpuZarrBackendArray | None) -> str:
@@ -288,12 +308,3 @@ def _block_nbytes(variable: xr.Variable) -> int | None:
     if not preferred or set(preferred) != set(variable.dims):
         return None
     return prod(min(preferred[dim], length) for dim, length in variable.sizes.items()) * itemsize
-
-
-def _heads() -> list[str]:
-    return [field.name.replace("_nbytes", " bytes").replace("_", " ") for field in fields(Route)]
-
-
-def _cells(route: Route) -> list[str]:
-    values = (getattr(route, field.name) for field in fields(Route))
-    return ["" if value is None else str(value) for value in values]

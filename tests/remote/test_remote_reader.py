@@ -11,6 +11,7 @@ import dask
 import numpy as np
 import pytest
 import s3fs
+import xarray as xr
 from moto.server import ThreadedMotoServer
 from obstore.store import S3Store
 from zarr.core.sync import sync
@@ -256,6 +257,15 @@ def test_pickled_handles_and_dask_blocks_read(http_store: Store, monkeypatch: py
         blocks = to_dask(array, ((8, 8, 8), (40,), (30,)))
         np.testing.assert_array_equal(on_host(blocks[:16].compute()), VALUES[:16])
     assert {report.remote_reader for report in reports} == {"kvikio"}
+
+
+def test_routes_tell_who_reads(http_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xgpuzarr.device_variable.device_problem", lambda: "")
+    dataset = xr.open_dataset(http_store, engine="gpuzarr", device="cuda")
+    readers = {route.variable: route.remote_reader for route in dataset.gpuzarr.routes}
+    assert readers["shards"] == "kvikio"
+    assert readers["chunks"] == "client: each chunk is an object, whose size only one more request would tell"
+    assert repr(dataset.gpuzarr.routes).splitlines()[0].endswith("remote reader")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -64,8 +65,9 @@ SETTINGS = {
 }
 
 
-def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """Let `import kvikio` give the stand-in; gives its settings, which tests may change."""
+@contextmanager
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let `import kvikio` give the stand-in."""
     settings = dict(SETTINGS)
     kvikio, defaults = ModuleType("kvikio"), ModuleType("kvikio.defaults")
     kvikio.RemoteFile, kvikio.defaults = PlainRemoteFile, defaults
@@ -75,4 +77,4 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     monkeypatch.setitem(sys.modules, "kvikio.defaults", defaults)
     with ThreadPoolExecutor(16) as pool:
         monkeypatch.setattr(PlainRemoteFile, "pool", pool, raising=False)
-        yield settings
+        yield

@@ -37,19 +37,18 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(params=["host", pytest.param("cuda", marks=pytest.mark.gpu)], autouse=True)
-def settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any] | None]:
-    """Settings of the stand-in for KvikIO."""
+def _device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if request.param == "host":
         request.getfixturevalue("host_device")
-        yield from plain_remote_file.install(monkeypatch)
+        with plain_remote_file.installed(monkeypatch):
+            yield
     else:
-        yield None
+        yield
 
 
 @pytest.fixture(params=["one wave", "waves of a chunk"])
-def _waves(request: pytest.FixtureRequest, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def _waves(request: pytest.FixtureRequest, _device: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut reads of these small arrays into waves as if they were large."""
-    del settings
     if request.param != "one wave":
         monkeypatch.setattr("xgpuzarr.execute_device.MIN_WAVE_DECODED_NBYTES", 1)
         monkeypatch.setattr("xgpuzarr.execute_device.MAX_STORE_WAVE_DECODED_NBYTES", 1)
@@ -227,12 +226,12 @@ def test_small_requests_are_left_to_the_client(
     ],
 )
 def test_what_kvikio_does_not_read_is_refused_or_read_by_the_client(
-    http_store: Store, settings: dict[str, Any] | None, name: str, setting: str, value: Any, reason: str
+    http_store: Store, monkeypatch: pytest.MonkeyPatch, name: str, setting: str, value: Any, reason: str
 ) -> None:
-    if setting and settings is None:
-        pytest.skip("settings of KvikIO last for the process")
-    if setting:
-        settings[setting] = value
+    import kvikio.defaults
+
+    get = kvikio.defaults.get
+    monkeypatch.setattr(kvikio.defaults, "get", lambda name: value if name == setting else get(name))
     array = xgpuzarr.open_array(http_store, path=name, device="cuda")
     assert array.remote_reader == "client"
     assert reason in array.remote_reader_reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,12 @@ import pytest
 import zarr
 from zarr.storage import MemoryStore, ZipStore
 
+from tests.remote.range_server import RangeServer
 from xgpuzarr.errors import ChunkReadError, UnsupportedError
 from xgpuzarr.inspection import as_text, inspect_store
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -133,6 +136,63 @@ def test_what_the_client_of_a_server_raises_is_one_clear_error(monkeypatch: pyte
 def test_an_unknown_protocol_is_named() -> None:
     with pytest.raises(UnsupportedError, match="store foo://bar: no file system is known for such a URL"):
         inspect_store("foo://bar")
+
+
+@pytest.fixture(params=[2, 3])
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[RangeServer, Path]]:
+    """A server that lists no folder, of a group with an array in a group."""
+    root = zarr.create_group(tmp_path / "s", zarr_format=request.param)
+    root.create_array("g/t", shape=(8,), chunks=(2,), dtype="f4")[:] = 1
+    server = RangeServer(tmp_path)
+    yield server, tmp_path / "s"
+    server.close()
+
+
+def consolidate(path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", zarr.errors.ZarrUserWarning)  # version 3 of the format has no word on it yet
+        zarr.consolidate_metadata(path)
+
+
+def test_a_store_that_lists_nothing_is_one_clear_error(served: tuple[RangeServer, Path]) -> None:
+    url = f"{served[0].url}/s"
+    with pytest.raises(UnsupportedError) as caught:
+        inspect_store(url)
+    assert str(caught.value) == (
+        f"store {url}: it lists nothing, and has no consolidated metadata that names its arrays; "
+        f"give the path of one array, as in {url}/PATH"
+    )
+    (entry,) = inspect_store(f"{url}/g/t")
+    assert (entry.shape, entry.stored_nbytes) == ((8,), None)
+
+
+@pytest.mark.parametrize("is_forbidden", [False, True])
+def test_a_store_that_lists_nothing_is_listed_by_its_consolidated_metadata(
+    served: tuple[RangeServer, Path], is_forbidden: bool
+) -> None:
+    server, path = served
+    url = f"{server.url}/s"
+    server.forbidden = "s/" if is_forbidden else ""
+    if is_forbidden:
+        with pytest.raises(
+            UnsupportedError, match=r": it cannot be listed \(403, .*\), and has no consolidated metadata"
+        ):
+            inspect_store(url)
+    consolidate(path)
+    (entry,) = inspect_store(url)
+    assert (entry.path, entry.shape, entry.stored_nbytes, entry.route) == ("g/t", (8,), None, "device")
+    assert as_text(url, [entry]).splitlines()[-1] == "arrays: 1, 1 on the device route; ? stored, 32 B decoded"
+
+
+def test_arrays_that_only_the_consolidated_metadata_names_are_listed(tmp_path: Path) -> None:
+    root = zarr.create_group(tmp_path, zarr_format=2)
+    for name in ("own", "other"):
+        root.create_array(name, shape=(8,), chunks=(2,), dtype="f4")
+    consolidate(tmp_path)
+    (tmp_path / "other" / ".zarray").unlink()
+    assert [entry.path for entry in inspect_store(tmp_path)] == ["other", "own"]
+    (tmp_path / ".zmetadata").write_text("{")
+    assert [entry.path for entry in inspect_store(tmp_path)] == ["own"]
 
 
 def test_one_array_is_a_store(store: Path) -> None:

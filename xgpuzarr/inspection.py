@@ -2,7 +2,8 @@
 
 1. Walk the store's keys, not its metadata: one broken array must not hide the others.
 2. Open each array; what cannot be opened keeps its error as the reason.
-3. Take the codec chain and its route from the array's layout. No chunk is read and no device is needed.
+3. Add the arrays that only the consolidated metadata names. In a store that lists nothing, these are all.
+4. Take the codec chain and its route from the array's layout. No chunk is read and no device is needed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from zarr.errors import BaseZarrError
 from zarr.storage import LocalStore
 
 from xgpuzarr.errors import ChunkReadError, UnsupportedError, XGpuZarrError
+from xgpuzarr.members import METADATA_ERRORS
 from xgpuzarr.opening import as_store, open_zarr_array
 from xgpuzarr.plan.layout import layout_of
 from xgpuzarr.plan.read_plan import format_nbytes
@@ -104,7 +106,8 @@ def inspect_store(store: StoreLike, *, storage_options: Mapping[str, Any] | None
     FileNotFoundError
         No group and no array is at `store`.
     MetadataError, UnsupportedError
-        The store is one array, and it cannot be opened; or no file system is known for its URL.
+        The store is one array, and it cannot be opened; no file system is known for its URL; or it is a group that
+        neither can be listed nor has consolidated metadata.
     ChunkReadError
         The store's server cannot be asked.
     """
@@ -124,8 +127,18 @@ def inspect_store(store: StoreLike, *, storage_options: Mapping[str, Any] | None
                 ) from error
             # One array, or nothing that can be opened, which its error explains.
             return [_entry_of(open_zarr_array(store, storage_options=storage_options))]
-        found = sync(_array_paths(root.store, root.path))
-        return [_entry(root.store, path, found[path]) for path in sorted(found)]
+        problem, consolidated = _listing_problem(root), _consolidated_arrays(root)
+        if problem and consolidated is None:
+            raise UnsupportedError(
+                f"store {store}: {problem}, and has no consolidated metadata that names its arrays; "
+                f"give the path of one array, as in {store}/PATH"
+            )
+        found = {} if problem else sync(_array_paths(root.store, root.path))
+        entries = {path: _entry(root.store, path, found[path]) for path in found}
+        for array in consolidated or ():
+            if array.path not in entries:
+                entries[array.path] = _entry_of(array, can_list=not problem)
+        return [entries[path] for path in sorted(entries)]
 
 
 def as_text(store_name: str, entries: Sequence[ArrayEntry]) -> str:
@@ -139,7 +152,8 @@ def as_text(store_name: str, entries: Sequence[ArrayEntry]) -> str:
         lines += [f"{'  ' * (len(groups) + 1)}{line}" for line in _array_lines(entry, name)]
         above = groups
     on_device = sum(entry.route == "device" for entry in entries)
-    stored = format_nbytes(sum(entry.stored_nbytes or 0 for entry in entries))
+    sizes = [entry.stored_nbytes for entry in entries if entry.route]
+    stored = "?" if None in sizes else format_nbytes(sum(filter(None, sizes)))
     decoded = format_nbytes(sum(entry.decoded_nbytes or 0 for entry in entries))
     lines += ["", f"arrays: {len(entries)}, {on_device} on the device route; {stored} stored, {decoded} decoded"]
     return "\n".join(map(printable, lines))
@@ -172,13 +186,13 @@ def _entry(store: Store, path: str, problem: str) -> ArrayEntry:
         return ArrayEntry(path=path, reason=str(error))
 
 
-def _entry_of(array: zarr.Array[Any]) -> ArrayEntry:
+def _entry_of(array: zarr.Array[Any], *, can_list: bool = True) -> ArrayEntry:
     facts = ArrayEntry(
         path=array.path,
         zarr_format=array.metadata.zarr_format,
         shape=array.shape,
         dtype=str(array.dtype),
-        stored_nbytes=_stored_nbytes(array),
+        stored_nbytes=_stored_nbytes(array) if can_list else None,
     )
     try:
         layout = layout_of(array)
@@ -198,9 +212,30 @@ def _entry_of(array: zarr.Array[Any]) -> ArrayEntry:
 
 def _stored_nbytes(array: zarr.Array[Any]) -> int | None:
     try:
-        return int(array.nbytes_stored())
-    except (NotImplementedError, OSError):  # a store that cannot list
+        return int(array.nbytes_stored()) or None  # at least its metadata would be there
+    except _listing_errors():
         return None
+
+
+def _listing_problem(group: zarr.Group) -> str:
+    """Why a group that was opened cannot be listed, as web servers often cannot; "" if it can."""
+
+    async def lists() -> bool:
+        return bool([name async for name in group.store.list_dir(group.path)])
+
+    try:
+        return "" if sync(lists()) else "it lists nothing"  # its own metadata would be there
+    except _listing_errors() as error:
+        return f"it cannot be listed ({_first_line(error)})"
+
+
+def _consolidated_arrays(group: zarr.Group) -> list[zarr.Array[Any]] | None:
+    """Arrays that the consolidated metadata of a group names; None if it has none that can be read."""
+    try:
+        opened = zarr.open_consolidated(group.store, path=group.path, mode="r", zarr_format=group.metadata.zarr_format)
+    except METADATA_ERRORS:
+        return None
+    return [member for _, member in opened.members(max_depth=None) if isinstance(member, zarr.Array)]
 
 
 async def _array_paths(store: Store, path: str) -> dict[str, str]:
@@ -267,10 +302,19 @@ def _client_errors(store: StoreLike) -> Iterator[None]:
     try:
         yield
     except _loaded_client_errors() as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ChunkReadError(
-            f"store {store}: {reason}; look at its name, its credentials and the network, and see storage_options"
+            f"store {store}: {_first_line(error)}; look at its name, its credentials and the network, and see "
+            "storage_options"
         ) from error
+
+
+def _listing_errors() -> tuple[type[BaseException], ...]:
+    """What a store raises that cannot list."""
+    return (NotImplementedError, OSError, *_loaded_client_errors())
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _loaded_client_errors() -> tuple[type[BaseException], ...]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import numpy as np
+import pytest
 
-from xgpuzarr import bench
+from xgpuzarr import bench, system
 from xgpuzarr.cli import main
 from xgpuzarr.errors import CorruptChunkError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def run(tmp_path: Path, *arguments: str) -> int:
@@ -83,3 +86,51 @@ def test_readers_without_lz4_do_not_end_the_run(tmp_path: Path) -> None:
 def test_unknown_encodings_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "--encodings", "surprise") == 1
     assert "got surprise" in capsys.readouterr().err
+
+
+@pytest.fixture
+def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "make_fields", Mock(side_effect=AssertionError("the run has begun")))
+
+
+@pytest.mark.usefixtures("_nothing_is_measured")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--json", "FILE/x/r.json"], "--json FILE/x/r.json: Not a directory; give a file to write to"),
+        (["--json", "."], "--json .: Is a directory; give a file to write to"),
+        (["--folder", "nowhere"], "--folder nowhere: not a folder that can be written to; give one"),
+        (["--folder", "FILE"], "--folder FILE: not a folder that can be written to; give one"),
+        (["--route", "device"], "--route device needs a device, and the run is on the host; leave out --route"),
+        (["--encodings", "none", "surprise"], "gzip, got surprise"),
+        (["--fields", "99999999"], "--fields 99999999 takes 1.25 PB of memory, got 10 GB; give fewer"),
+        (["--fields", "400"], "--fields 400 takes 1.66 GB of disk at FOLDER, got 1 GB; give fewer"),
+    ],
+)
+def test_what_cannot_be_met_is_said_before_anything_is_measured(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").touch()
+    monkeypatch.setattr(bench, "_available_nbytes", lambda: 10**10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**9))
+    assert run(tmp_path, *arguments) == 1
+    assert capsys.readouterr().err.replace(str(tmp_path), "FOLDER").endswith(f"{message}\n")
+
+
+@pytest.mark.usefixtures("_nothing_is_measured")
+def test_fields_that_the_device_does_not_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(system, "device_problem", lambda: "")
+    monkeypatch.setattr(bench, "probe", lambda: SimpleNamespace(gpus=(SimpleNamespace(memory_nbytes=10**7),)))
+    assert run(tmp_path, "--device", "cuda") == 1
+    assert "--fields 8 takes 33.2 MB of device memory, got 10 MB; give fewer\n" in capsys.readouterr().err
+
+
+def test_available_memory_is_some_of_this_machine_s() -> None:
+    assert 1 << 20 < bench._available_nbytes() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -95,6 +95,7 @@ def test_a_device_that_cannot_be_used_is_one_clear_error(
     [
         *([], ["nothing"], ["inspect"], ["demo", "--device", "tpu"]),
         *(["bench", "--fields", "-1"], ["bench", "--repeats", "0"], ["bench", "--threads", "0"]),
+        *(["bench", "--fields", "many"], ["bench", "--encodings"], ["bench", "--route", "gpu"]),
     ],
 )
 def test_wrong_arguments_exit_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,6 +103,12 @@ def test_wrong_arguments_exit_with_2(argv: list[str], capsys: pytest.CaptureFixt
         cli.main(argv)
     assert exit_.value.code == 2
     assert "usage: xgpuzarr" in capsys.readouterr().err
+
+
+def test_a_number_that_is_none_is_said_in_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--fields", "many"])
+    assert "argument --fields: must be a whole number, got 'many'\n" in capsys.readouterr().err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -32,6 +34,7 @@ from zarr.codecs import GzipCodec, ZstdCodec
 from xgpuzarr.array import open_array, resolve_device
 from xgpuzarr.errors import XGpuZarrError
 from xgpuzarr.options import ReadOptions, usable_cpus
+from xgpuzarr.plan.read_plan import format_nbytes
 from xgpuzarr.system import probe
 
 if TYPE_CHECKING:
@@ -87,19 +90,18 @@ def run(arguments: argparse.Namespace) -> None:
     Raises
     ------
     XGpuZarrError
-        A reader's result differs from what was written, or an encoding is not known.
+        An argument cannot be met, which is found out before anything is measured; or a reader's result differs from
+        what was written.
     """
-    unknown = [name for name in arguments.encodings or () if name not in ENCODINGS]
-    if unknown:
-        raise XGpuZarrError(f"encodings must be of {', '.join(ENCODINGS)}, got {', '.join(unknown)}")
     device = resolve_device(arguments.device)
+    _check(arguments, device)
     threads = arguments.threads or usable_cpus()
     source = make_fields(arguments.fields)
     results: list[dict[str, Any]] = []
     report = {"machine": machine(arguments.commit), "device": device, "threads": threads, "route": arguments.route}
     report |= {"cache": "page cache warm", "decoded_bytes": source.nbytes, "repeats": arguments.repeats}
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        for name in arguments.encodings or ENCODINGS:
+    for name in arguments.encodings or ENCODINGS:
+        with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
             path = os.path.join(folder, name)  # noqa: PTH118  # peers want text
             _write(ENCODINGS[name](path, source.shape), source, threads)
             options = ReadOptions(n_threads=threads, route=arguments.route)
@@ -117,11 +119,45 @@ def run(arguments: argparse.Namespace) -> None:
                 results.append(row)
                 print(f"{name:11} {reader:16} {text}")
                 if arguments.json:  # after every row: slow readers may outlast the time there is
-                    arguments.json.parent.mkdir(parents=True, exist_ok=True)
                     arguments.json.write_text(json.dumps(report | {"results": results}, indent=1) + "\n")
     wrong = [f"{row['reader']} of {row['encoding']}" for row in results if not row.get("equal", True)]
     if wrong:
         raise XGpuZarrError(f"results differ from what was written: {', '.join(wrong)}")
+
+
+def _check(arguments: argparse.Namespace, device: str) -> None:
+    """Refuse what would end the run only after minutes of it."""
+    unknown = [name for name in arguments.encodings or () if name not in ENCODINGS]
+    if unknown:
+        raise XGpuZarrError(f"encodings must be of {', '.join(ENCODINGS)}, got {', '.join(unknown)}")
+    if arguments.route == "device" and device == "cpu":
+        raise XGpuZarrError("--route device needs a device, and the run is on the host; leave out --route")
+    folder = Path(arguments.folder or tempfile.gettempdir())
+    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        raise XGpuZarrError(f"--folder {folder}: not a folder that can be written to; give one")
+    nbytes = arguments.fields * math.prod(GRID) * np.dtype(np.float32).itemsize
+    # In host memory: what is written, what is read, and a copy of that, which readers or the comparison make.
+    room = {"memory": (3 * nbytes, _available_nbytes()), f"disk at {folder}": (nbytes, shutil.disk_usage(folder).free)}
+    if device == "cuda":
+        room["device memory"] = (nbytes, max((gpu.memory_nbytes for gpu in probe().gpus), default=0))
+    for what, (needed, free) in room.items():
+        if needed > free:
+            raise XGpuZarrError(
+                f"--fields {arguments.fields} takes {format_nbytes(needed)} of {what}, got {format_nbytes(free)}; "
+                "give fewer"
+            )
+    if arguments.json:
+        try:
+            arguments.json.parent.mkdir(parents=True, exist_ok=True)
+            arguments.json.open("a").close()
+        except OSError as error:
+            raise XGpuZarrError(f"--json {arguments.json}: {error.strerror}; give a file to write to") from error
+
+
+def _available_nbytes() -> int:
+    """Host memory that can be had without swapping, in bytes: MemAvailable of Linux's /proc/meminfo (proc(5))."""
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(lines["MemAvailable"].removesuffix("kB")) << 10
 
 
 def make_fields(n_fields: int) -> NDArray[np.float32]:
@@ -134,8 +170,9 @@ def make_fields(n_fields: int) -> NDArray[np.float32]:
     for number in range(n_fields):
         smooth = 273 + 30 * np.cos(latitude) + 5 * np.sin(3 * longitude + number / 50) * np.cos(2 * latitude)
         row, column = random.integers(0, GRID[0]), random.integers(0, GRID[1])
-        fields[number] = smooth + 0.5 * noise[row : row + GRID[0], column : column + GRID[1]]
-    return np.round(fields * 64) / np.float32(64)
+        field = smooth + 0.5 * noise[row : row + GRID[0], column : column + GRID[1]]
+        fields[number] = np.round(field.astype(np.float32) * 64) / np.float32(64)
+    return fields
 
 
 def readers_of(path: str, device: str, options: ReadOptions, *, peers: bool) -> dict[str, Callable[[], Any]]:

@@ -69,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_bench(bench: argparse.ArgumentParser) -> None:
-    bench.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where to (%(default)s)")
+    bench.add_argument(
+        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="where to read to (%(default)s)"
+    )
     bench.add_argument("--encodings", nargs="+", metavar="NAME", help="how the data is stored; all by default")
     bench.add_argument("--fields", type=_count, default=384, help="fields of 721 x 1440 float32 (%(default)s)")
     bench.add_argument("--repeats", type=_count, default=5, help="timed reads; the median counts (%(default)s)")
@@ -86,7 +88,10 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
 
 def _count(text: str) -> int:
     """Parse an argument that is a number of things."""
-    count = int(text)
+    try:
+        count = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
     if count < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {count}")
     return count

@@ -39,7 +39,7 @@ def append(store: Path) -> None:
 
 def reopened(array: Any) -> Any:
     """The array as another process has it."""
-    xgpuzarr.array._opened.clear()
+    xgpuzarr.opened_array._opened.clear()
     return pickle.loads(pickle.dumps(array))
 
 

@@ -291,8 +291,8 @@ def test_a_pickled_handle_has_the_token_of_its_array(store):
 def test_a_process_opens_an_array_once(counting, monkeypatch):
     pickled = pickle.dumps(handle(from_zarr(counting, device="cpu")))
     opened = []
-    reopen = xgpuzarr.array.open_zarr_array
-    monkeypatch.setattr(xgpuzarr.array, "open_zarr_array", lambda *a, **k: opened.append(a) or reopen(*a, **k))
+    reopen = xgpuzarr.opened_array.open_zarr_array
+    monkeypatch.setattr(xgpuzarr.opened_array, "open_zarr_array", lambda *a, **k: opened.append(a) or reopen(*a, **k))
     for _ in range(3):
         np.testing.assert_array_equal(pickle.loads(pickled)[7], VALUES[7])
     assert len(opened) == 1

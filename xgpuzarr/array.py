@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import math
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from zarr.storage import LocalStore, ZipStore
+from zarr.storage import LocalStore
 
 from xgpuzarr.errors import MissingDependencyError, UnsupportedError, XGpuZarrError
 from xgpuzarr.execute import Source, decide_route, read, read_by_zarr
-from xgpuzarr.opening import open_zarr_array, reader_for, reopen_zarr_array
+from xgpuzarr.opened_array import OpenedArray, open_once
+from xgpuzarr.opening import open_zarr_array
 from xgpuzarr.options import ReadOptions, checked_options
 from xgpuzarr.plan.cost import Decision
-from xgpuzarr.plan.layout import ArrayLayout, layout_of
 from xgpuzarr.plan.read_plan import ReadPlan, plan_read
 from xgpuzarr.plan.selection import Selection, parse_numpy, parse_outer, parse_vectorized
 from xgpuzarr.readers.remote import kvikio_problem
-from xgpuzarr.store_token import store_token
 from xgpuzarr.system import device_problem, probe
 from xgpuzarr.warning import warn
 
@@ -32,6 +28,7 @@ if TYPE_CHECKING:
 
     from xgpuzarr.opening import StoreLike
     from xgpuzarr.options import Device
+    from xgpuzarr.plan.layout import ArrayLayout
 
 __all__ = ["ZarrArray", "open_array", "resolve_device"]
 
@@ -109,9 +106,9 @@ class ZarrArray:
     def __init__(
         self, array: zarr.Array[Any], *, device: str, options: ReadOptions, is_consolidated: bool = False
     ) -> None:
-        self._set(_Opened.of(array, is_consolidated=is_consolidated), device, options)
+        self._set(OpenedArray.of(array, is_consolidated=is_consolidated), device, options)
 
-    def _set(self, opened: _Opened, device: str, options: ReadOptions) -> None:
+    def _set(self, opened: OpenedArray, device: str, options: ReadOptions) -> None:
         self._opened = opened
         self._options = options
         self._on_device = device == "cuda"
@@ -303,86 +300,22 @@ class ZarrArray:
         """Open an unpickled handle at its first use."""
         if name != "_opened":
             raise AttributeError(f"'ZarrArray' object has no attribute {name!r}")
-        self._opened = _open_once(self)
+        self._opened = open_once(
+            self._token,
+            self._digest,
+            place=self._place,
+            path=self._name,
+            shape=self._shape,
+            zarr_format=self._format,
+            is_consolidated=self._is_consolidated,
+        )
         return self._opened
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """What opening an array found."""
-
-    array: zarr.Array[Any]
-    layout: ArrayLayout | None
-    layout_reason: str
-    place: Any
-    digest: str
-    token: str
-    is_consolidated: bool
-
-    @classmethod
-    def of(cls, array: zarr.Array[Any], token: str = "", *, is_consolidated: bool) -> _Opened:
-        """Describe an open array; without a `token`, as a new opening of it."""
-        layout, reason = None, ""
-        if type(array.store) is ZipStore:
-            reader_for(array, ReadOptions())  # of the file as it is now
-        try:
-            layout = layout_of(array)
-        except UnsupportedError as error:
-            reason = str(error)
-        store = array.store
-        place = str(Path(store.root).absolute()) if type(store) is LocalStore else store
-        token = token or store_token(store, array.path, json.dumps(_document(array), sort_keys=True, default=str))
-        return cls(array, layout, reason, place, _digest(array), token, is_consolidated)
-
-
-def _document(array: zarr.Array[Any]) -> dict[str, Any]:
-    """What of an array's metadata decides how it is read."""
-    document = array.metadata.to_dict()
-    for name in ("attributes", "dimension_names"):
-        document.pop(name, None)
-    return document
-
-
-def _digest(array: zarr.Array[Any]) -> str:
-    """Digest of all that but the shape: an array that has grown is still read by the same rules."""
-    text = json.dumps({**_document(array), "shape": ()}, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _unpickle(state: dict[str, Any]) -> ZarrArray:
     array = ZarrArray.__new__(ZarrArray)
     array.__dict__.update(state)
     return array
-
-
-_opened: dict[str, _Opened] = {}
-MAX_OPENED = 256
-
-
-def _open_once(handle: ZarrArray) -> _Opened:
-    """Open the array of a handle once a process, however many tasks carry the handle."""
-    state = handle.__dict__
-    token, digest, is_consolidated = state["_token"], state["_digest"], state["_is_consolidated"]
-    opened = _opened.get(token)
-    if opened is None:
-        place, path, shape, zarr_format = state["_place"], state["_name"], state["_shape"], state["_format"]
-        if is_consolidated:
-            array = reopen_zarr_array(place, path, zarr_format, lambda array: _digest(array) == digest)
-        else:
-            array = open_zarr_array(place, path=path, zarr_format=zarr_format)
-        opened = _Opened.of(array, token, is_consolidated=is_consolidated)
-        if opened.digest != digest or any(now < then for now, then in zip(array.shape, shape, strict=True)):
-            raise XGpuZarrError(
-                f"array {path!r} of store {place!s}: its metadata changed after this handle was made; open it again"
-            )
-        if array.shape != shape:  # it has grown
-            document = {**array.metadata.to_dict(), "shape": shape}
-            array = type(array).from_dict(array.store_path, document)
-            opened = _Opened.of(array, token, is_consolidated=is_consolidated)
-        while len(_opened) >= MAX_OPENED:
-            _opened.pop(next(iter(_opened)), None)
-        _opened[token] = opened
-    return opened
 
 
 def resolve_device(device: Device) -> str:

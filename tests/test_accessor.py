@@ -285,3 +285,14 @@ def test_host_datasets_have_the_accessor_too(store: str) -> None:
     assert {route.device for route in dataset.gpuzarr.routes} == {"cpu"}
     xr.testing.assert_identical(dataset.gpuzarr.to_host(), dataset)
     assert on_device(dataset.gpuzarr.to_device()) == {"t", "packed"}
+
+
+def test_lazy_data_that_was_assigned_to_is_on_the_device(store: str) -> None:
+    dataset, expected = open_on("cuda", store), open_on("cpu", store).load()
+    for one in (dataset, expected):
+        one.t[0] = 0.0
+    xr.testing.assert_allclose((dataset.t * dataset.lat).as_numpy(), expected.t * expected.lat)
+    xr.testing.assert_identical(dataset.gpuzarr.to_host().t, expected.t)
+    assert is_device_array(dataset.lat.gpuzarr.beside(dataset.t).data)
+    (route,) = [route for route in dataset.gpuzarr.routes if route.variable == "t"]
+    assert (route.device, route.reason) == ("cuda", "")

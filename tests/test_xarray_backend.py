@@ -535,3 +535,36 @@ def test_device_memory_returns_to_where_it_was(store: str) -> None:
     del opened, variable
     gc.collect()
     assert pool.used_bytes() == before
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_blocks_may_cut_the_chunks_of_strings(tmp_path: Path, zarr_format: Any) -> None:
+    letters = np.array(list("abcdefghij"), object)
+    written = xr.Dataset({"a": ("t", np.arange(10.0)), "s": ("t", letters)})
+    encoding = {"a": {"chunks": (3,)}, "s": {"chunks": (4,)}}
+    written.to_zarr(tmp_path / "s", encoding=encoding, consolidated=False, zarr_format=zarr_format)
+    with pytest.warns(UserWarning, match="blocks cut stored chunks of 4"):
+        opened = xr.open_dataset(tmp_path / "s", engine=ENGINE, device="cpu", chunks={"t": 3}, consolidated=False)
+    assert opened.chunks == {"t": (3, 3, 3, 1)}
+    xr.testing.assert_equal(opened.load(), written)
+
+
+def test_names_to_drop_may_be_given_once(store: str) -> None:
+    opened = xr.open_dataset(
+        store, engine=ENGINE, device="cpu", consolidated=False, drop_variables=(name for name in ["packed", "flag"])
+    )
+    assert "packed" not in opened
+    assert "flag" not in opened
+    assert "plain" in opened
+
+
+def test_no_names_may_be_none(store: str) -> None:
+    options: Any = {"device_variables": None, "host_variables": None}
+    opened = xr.open_dataset(store, engine=ENGINE, device="cpu", consolidated=False, **options)
+    assert "plain" in opened
+
+
+def test_lazy_variables_with_an_empty_axis_are_cut_into_blocks(tmp_path: Path) -> None:
+    xr.Dataset({"t": (("y", "x"), np.zeros((4, 5), "f4"))}).to_zarr(tmp_path / "e", consolidated=False)
+    opened = xr.open_dataset(tmp_path / "e", engine=ENGINE, device="cpu", consolidated=False)
+    assert opened.isel(x=slice(0, 0)).chunk({"y": 2}).t.chunks == ((2, 2), (0,))

@@ -12,7 +12,7 @@ import xarray as xr
 
 from xgpuzarr.chunk_manager import read_by
 from xgpuzarr.device_variable import DeviceVariable, beside, lazy_selection, on_host, stored_array
-from xgpuzarr.transfer import is_on_device, to_device, to_host
+from xgpuzarr.transfer import to_device, to_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -297,7 +297,7 @@ def _reason(variable: xr.Variable, stored: GpuZarrBackendArray | None) -> str:
         return stored.host_reason or stored.zarr_array.reason
     if isinstance(variable, xr.IndexVariable):
         return "index"
-    return "" if is_on_device(variable._data) else "in memory or computed"  # noqa: SLF001
+    return "in memory or computed" if on_host(variable) else ""
 
 
 def _block_nbytes(variable: xr.Variable) -> int | None:

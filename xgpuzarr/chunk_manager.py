@@ -200,7 +200,8 @@ class BlockManager(DaskManager):
             return _mark(to_dask(unread, block_lengths(chunks, unread.shape, unread.dtype, None)), unread)
         default = tuple(self._preferred.get(dim, n) for dim, n in zip(self._dims, unread.shape, strict=True))
         lengths = block_lengths(chunks, unread.shape, unread.dtype, default)
-        if any(first_cut(along, c) for along, c in zip(lengths, layout.chunk_shape, strict=True)):
+        has_sizes = not unread.dtype.hasobject and unread.dtype.kind != "T"  # dask chooses no blocks for strings
+        if has_sizes and any(first_cut(along, c) for along, c in zip(lengths, layout.chunk_shape, strict=True)):
             # Of "auto", `xarray.open_dataset` has dask make blocks before it asks this class, and dask shrinks those
             # above its own `array.chunk-size` along every axis, stored chunks or not. Nobody wants those cuts.
             by_dask = self.normalize_chunks("auto", unread.shape, dtype=unread.dtype, previous_chunks=default)

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import functools
+import numbers
 import os
 import socket
 import sys
@@ -233,7 +234,8 @@ def block_lengths(
         chunks.items() if isinstance(chunks, Mapping) else enumerate(chunks if isinstance(chunks, tuple) else (chunks,))
     )
     for axis, want in wants:
-        if isinstance(want, int) and (want == 0 or want < -1):
+        is_empty = axis in range(len(shape)) and shape[axis] == 0  # whose only length xarray passes on
+        if isinstance(want, numbers.Integral) and (want < -1 or (want == 0 and not is_empty)):
             raise ValueError(f"chunks must be lengths above 0, or -1 for a whole axis, got {want} for axis {axis}")
     if default is None:
         chunks = -1 if dtype.hasobject and chunks == "auto" else chunks

@@ -197,5 +197,10 @@ def lazy_selection(data: Any) -> tuple[GpuZarrBackendArray, Callable[[GpuZarrBac
 
 def on_host(variable: xr.Variable) -> bool:
     """Whether the values of a variable are on the host, or will be when they are read."""
-    stored = stored_array(variable._data)  # noqa: SLF001
-    return not is_on_device(variable._data) if stored is None else stored.device == "cpu"  # noqa: SLF001
+    data = variable._data  # noqa: SLF001
+    stored = stored_array(data)
+    if stored is not None:
+        return stored.device == "cpu"
+    while isinstance(data, indexing.ExplicitlyIndexed) and hasattr(data, "array"):
+        data = data.array  # lazy data that was assigned to is in memory, under xarray's wrappers
+    return not is_on_device(data)

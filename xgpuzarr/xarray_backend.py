@@ -109,6 +109,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         from xgpuzarr.members import naming_bad_arrays
 
         _check_mode(mode)
+        dropped = _names(drop_variables or ())
         placement = _placement(device, device_variables, host_variables, cf_float, options)
         zarr_store = _zarr_store(filename_or_obj)
         with naming_bad_arrays(zarr_store, group, storage_options):
@@ -122,7 +123,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
                 use_zarr_fill_value_as_mask=_fill_value_as_mask(use_zarr_fill_value_as_mask, mask_and_scale),
                 cache_members=False,
             )
-        store.find_members(drop_variables, cache=cache_members)
+        store.find_members(dropped, cache=cache_members)
         return store.open_dataset(
             placement,
             owns_store=zarr_store is not filename_or_obj,
@@ -130,7 +131,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             decode_times=decode_times,
             concat_characters=concat_characters,
             decode_coords=decode_coords,
-            drop_variables=drop_variables,
+            drop_variables=dropped,
             use_cftime=use_cftime,
             decode_timedelta=decode_timedelta,
         )
@@ -195,9 +196,9 @@ class _Store(ZarrStore):
 
     __slots__ = ("_dropped", "_options")
 
-    def find_members(self, drop_variables: str | Iterable[str] | None, *, cache: bool) -> None:
-        """List arrays and groups; those of `drop_variables` may be such as cannot be opened."""
-        self._dropped = _names(drop_variables or ())
+    def find_members(self, dropped: frozenset[Hashable], *, cache: bool) -> None:
+        """List arrays and groups; those that are `dropped` may be such as cannot be opened."""
+        self._dropped = dropped
         self._cache_members = cache
         if cache:
             self._members = self._fetch_members()
@@ -257,8 +258,8 @@ def _placement(
     return Placement(
         device=device,
         options=checked_options(options),
-        device_variables=_names(device_variables),
-        host_variables=_names(host_variables),
+        device_variables=_names(device_variables or ()),
+        host_variables=_names(host_variables or ()),
         cf_float=cf_float,
     )
 

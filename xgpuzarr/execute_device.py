@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from xgpuzarr.ahead_fetch import Following
     from xgpuzarr.execute import Source
     from xgpuzarr.plan.read_plan import ReadPlan
     from xgpuzarr.remote_fetch import RemoteFetch
@@ -136,7 +137,6 @@ class _DeviceRead:
             stack.callback(fetch.close)
             stack.callback(self._abandon_waves)
             self._run_waves(fetch, waves)
-            encoded_nbytes = fetch.encoded_nbytes
         emit(
             ReadReport(
                 array=self.plan.layout.path,
@@ -147,7 +147,7 @@ class _DeviceRead:
                 n_chunks=self.plan.n_chunks,
                 n_missing=self.n_missing,
                 n_host_chunks=self.n_host_chunks,
-                encoded_nbytes=encoded_nbytes,
+                encoded_nbytes=fetch.encoded_nbytes,
                 decoded_nbytes=self.plan.decoded_nbytes,
                 out_nbytes=self.plan.out_nbytes,
                 read_s=self.read_s,
@@ -271,7 +271,7 @@ class _DeviceRead:
         fetch: WaveFetch,
         rows: NDArray[np.int64],
         stream: cupy.cuda.Stream,
-        following: tuple[NDArray[np.int64], cupy.cuda.Stream] | None,
+        following: Following,
     ) -> Fetched:
         """Encoded chunks of a wave in device memory, those that are not there or are in the output already left out."""
         began = time.perf_counter()

@@ -1,30 +1,27 @@
 """Encoded chunks of waves, out of stores that are no local folder, into device memory: by KvikIO, or by their client.
 
 KvikIO brings what it can read as the store's client would (`xgpuzarr.readers.remote`) straight into the slab of a wave.
-Before the last bytes of one wave are there, those of the next are asked for.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import cupy
-
+from xgpuzarr.ahead_fetch import AheadFetch, Begun
 from xgpuzarr.errors import UnsupportedError
 from xgpuzarr.plan.shard_index import bytes_after
-from xgpuzarr.readers.remote import RemoteReader, kvikio_problem
+from xgpuzarr.readers.remote import RemoteReader, RemoteWave, kvikio_problem
 from xgpuzarr.store_fetch import StoreFetch, check_none_vanished, layout_slab, reads_of, spans_of
 
 if TYPE_CHECKING:
+    import cupy
     import numpy as np
     from numpy.typing import NDArray
 
-    from xgpuzarr.device_wave import Fetched
     from xgpuzarr.execute import Source
-    from xgpuzarr.plan.byte_ranges import ByteRanges, Spans
+    from xgpuzarr.plan.byte_ranges import ByteRanges
     from xgpuzarr.plan.read_plan import ReadPlan
-    from xgpuzarr.readers.remote import RemoteWave
 
 __all__ = ["RemoteFetch", "fetch_of_store"]
 
@@ -63,18 +60,8 @@ def fetch_of_store(
     return StoreFetch(plan, source, ranges, waves, reason)
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """A wave whose bytes are on their way."""
-
-    rows: NDArray[np.int64]
-    spans: Spans
-    fetched: Fetched
-    read: RemoteWave
-
-
-class RemoteFetch:
-    """Reads the waves of one read by KvikIO, in the thread that makes it; made by `fetch_of_store`.
+class RemoteFetch(AheadFetch[RemoteWave]):
+    """Reads the waves of one read by KvikIO; made by `fetch_of_store`.
 
     Parameters
     ----------
@@ -86,84 +73,20 @@ class RemoteFetch:
         Byte range of every chunk.
     reader
         Reader of the array's store.
-
-    Attributes
-    ----------
-    encoded_nbytes
-        Encoded size of the chunks that were fetched so far, in bytes.
-    remote_reader, remote_reader_reason, n_again
-        "kvikio", "", and spans that the client was asked for: as `ReadReport` has them.
     """
 
-    remote_reader, remote_reader_reason = "kvikio", ""
+    remote_reader = "kvikio"
 
     def __init__(self, plan: ReadPlan, source: Source, ranges: ByteRanges, reader: RemoteReader) -> None:
         self.plan, self.source, self.ranges, self.reader = plan, source, ranges, reader
         self.encoded_nbytes = 0
-        self.begun: _Begun | None = None
 
     @property
     def n_again(self) -> int:
         """Spans that KvikIO did not bring."""
         return self.reader.n_again
 
-    def fetch(
-        self,
-        rows: NDArray[np.int64],
-        stream: cupy.cuda.Stream,
-        following: tuple[NDArray[np.int64], cupy.cuda.Stream] | None,
-    ) -> tuple[Fetched, NDArray[np.int64]]:
-        """Read a wave; have the next on its way.
-
-        Parameters
-        ----------
-        rows
-            Plan rows of the chunks.
-        stream
-            The current stream; the chunks are ready on it.
-        following
-            The next wave, and its stream. It is left for its own turn if there is no memory for its bytes.
-
-        Returns
-        -------
-        fetched
-            The chunks.
-        missing
-            Plan rows of chunks that do not exist: none.
-
-        Raises
-        ------
-        ChunkReadError, CorruptChunkError
-            Naming store, key and range.
-        """
-        begun = self.begun
-        if begun is None or begun.rows is not rows:
-            self.drop()
-            begun = self._begin(rows, stream)
-        self.begun = None
-        try:
-            self.begun = None if following is None else self._begin(*following)
-        except cupy.cuda.memory.OutOfMemoryError:
-            self.begun = None
-        except BaseException:
-            begun.read.abandon()
-            raise
-        check_none_vanished(self.plan, self.source, begun.spans, begun.read.finish())
-        self.encoded_nbytes += int(begun.fetched.nbytes.sum())
-        return begun.fetched, rows[:0]
-
-    def drop(self) -> bool:
-        """Give up the wave that was begun, and its memory; False if there is none."""
-        begun, self.begun = self.begun, None
-        if begun is not None:
-            begun.read.abandon()
-        return begun is not None
-
-    def close(self) -> None:
-        """End what is under way."""
-        self.drop()
-
-    def _begin(self, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> _Begun:
+    def _begin(self, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> Begun[RemoteWave]:
         options = self.source.options
         spans = spans_of(self.ranges, rows, options.max_remote_gap_bytes, options.max_read_bytes)
         wanted = reads_of(self.plan, spans)
@@ -171,4 +94,12 @@ class RemoteFetch:
         spans = replace(spans, nbytes=spans.nbytes + bytes_after(spans, self.plan.layout.shard_levels[0]))
         with stream:
             at, fetched = layout_slab(self.ranges, rows, spans)
-            return _Begun(rows, spans, fetched, self.reader.begin(wanted, spans, fetched.slab, at))
+            return Begun(rows, fetched, self.reader.begin(wanted, spans, fetched.slab, at))
+
+    def _queue(self, read: RemoteWave) -> None:
+        """Nothing: the reader makes the requests of its waves in turn."""
+
+    def _finish(self, begun: Begun[RemoteWave]) -> None:
+        missing = begun.read.finish()
+        check_none_vanished(self.plan, self.source, begun.read.spans, missing)
+        self.encoded_nbytes += int(begun.fetched.nbytes.sum())

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from xgpuzarr.ahead_fetch import Following
     from xgpuzarr.execute import Source
     from xgpuzarr.plan.read_plan import ReadPlan
 
@@ -89,10 +90,7 @@ class StoreFetch:
         return False
 
     def fetch(
-        self,
-        rows: NDArray[np.int64],
-        stream: cupy.cuda.Stream,
-        following: tuple[NDArray[np.int64], cupy.cuda.Stream] | None = None,
+        self, rows: NDArray[np.int64], stream: cupy.cuda.Stream, following: Following
     ) -> tuple[Fetched, NDArray[np.int64]]:
         """Read the next wave; or any other, which is then read for itself: a part of one that met too little memory.
 

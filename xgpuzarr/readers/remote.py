@@ -235,7 +235,7 @@ class RemoteWave:
     ) -> None:
         import cupy
 
-        self._reader, self._wanted, self._spans, self._slab, self._at = reader, wanted, spans, slab, at
+        self._reader, self._wanted, self.spans, self._slab, self._at = reader, wanted, spans, slab, at
         self._requests = requests = cut(spans.nbytes, reader.max_request_nbytes)
         self.n_left = len(requests.span)
         self.is_short = np.ones(self.n_left, np.bool_)
@@ -249,7 +249,7 @@ class RemoteWave:
         """All requests of the wave."""
         import kvikio
 
-        spans, requests = self._spans, self._requests
+        spans, requests = self.spans, self._requests
         objects, index, counts = np.unique(spans.object_row, return_inverse=True, return_counts=True)
         stop = np.zeros(len(objects), np.int64)
         np.maximum.at(stop, index, spans.offset + spans.nbytes)
@@ -307,14 +307,14 @@ class RemoteWave:
         self.is_short[doubtful] = [not same for same in self._are_last(doubtful, got)]
         failed = np.unique(self._requests.span[self.is_short])
         self._reader.n_again += len(failed)
-        return sorted({*failed.tolist(), *np.flatnonzero(self._spans.nbytes < MIN_SPAN_NBYTES).tolist()})
+        return sorted({*failed.tolist(), *np.flatnonzero(self.spans.nbytes < MIN_SPAN_NBYTES).tolist()})
 
     def _are_last(self, numbers: NDArray[np.int64], got: NDArray[np.uint8]) -> list[bool]:
         """Whether requests have brought their last bytes, by the client."""
         if not len(numbers):
             return []
         span = self._requests.span[numbers]
-        offset = self._spans.offset[span] + self._requests.stop[numbers] - LAST_NBYTES
+        offset = self.spans.offset[span] + self._requests.stop[numbers] - LAST_NBYTES
         places = zip(span.tolist(), offset.tolist(), strict=True)
         last = [ObjectRead(self._wanted[span].key, ((offset, LAST_NBYTES),)) for span, offset in places]
         try:

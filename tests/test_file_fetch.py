@@ -113,6 +113,30 @@ def test_wave_that_meets_too_little_memory_gives_up_the_next_and_is_tried_alone(
     assert (log.count("turn"), log.count("turn over")) == (1, 1)
 
 
+def test_bytes_that_are_on_their_way_are_given_up_beside_waves_that_decode(
+    path: Path, values: Any, log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from xgpuzarr import device_wave
+
+    start, finish, n_started = device_wave.Wave.start, device_wave.Wave.finish, 0
+
+    def refuse_second(wave: Any) -> None:
+        nonlocal n_started
+        n_started += 1
+        if n_started == 2:
+            raise MemoryError
+        start(wave)
+
+    def logged_finish(wave: Any) -> None:
+        finish(wave)
+        log.append("decoded")
+
+    monkeypatch.setattr(device_wave.Wave, "start", refuse_second)
+    monkeypatch.setattr(device_wave.Wave, "finish", logged_finish)
+    np.testing.assert_array_equal(_read(path), values)
+    assert log.index("abandon") < log.index("decoded")  # so that their memory is free when a half is tried
+
+
 def test_next_wave_waits_for_its_turn_if_there_is_no_memory_for_its_bytes(
     path: Path, values: Any, log: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

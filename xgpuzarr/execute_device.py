@@ -241,7 +241,7 @@ class _DeviceRead:
 
     def _halves(self, fetch: WaveFetch, rows: NDArray[np.int64], error: Exception) -> list[NDArray[np.int64]]:
         """Make room after running out of memory, and say what to try instead of a wave."""
-        had_company = bool(self.in_flight) or fetch.drop()
+        had_company = fetch.drop() or bool(self.in_flight)
         while self.in_flight:
             self._finish_oldest()
         cupy.get_default_memory_pool().free_all_blocks()

@@ -558,6 +558,12 @@ def test_names_to_drop_may_be_given_once(store: str) -> None:
     assert "plain" in opened
 
 
+def test_names_may_be_an_index(store: str) -> None:
+    names: Any = {"drop_variables": pd.Index(["packed", "flag"]), "host_variables": pd.Index(["plain", "scalar"])}
+    opened = xr.open_dataset(store, engine=ENGINE, device="cpu", consolidated=False, **names)
+    assert {"packed", "flag", "plain"} & {*opened.variables} == {"plain"}
+
+
 def test_no_names_may_be_none(store: str) -> None:
     options: Any = {"device_variables": None, "host_variables": None}
     opened = xr.open_dataset(store, engine=ENGINE, device="cpu", consolidated=False, **options)

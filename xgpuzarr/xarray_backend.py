@@ -109,7 +109,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         from xgpuzarr.members import naming_bad_arrays
 
         _check_mode(mode)
-        dropped = _names(drop_variables or ())
+        dropped = _names(drop_variables)
         placement = _placement(device, device_variables, host_variables, cf_float, options)
         zarr_store = _zarr_store(filename_or_obj)
         with naming_bad_arrays(zarr_store, group, storage_options):
@@ -258,14 +258,14 @@ def _placement(
     return Placement(
         device=device,
         options=checked_options(options),
-        device_variables=_names(device_variables or ()),
-        host_variables=_names(host_variables or ()),
+        device_variables=_names(device_variables),
+        host_variables=_names(host_variables),
         cf_float=cf_float,
     )
 
 
-def _names(names: Iterable[Hashable]) -> frozenset[Hashable]:
-    return frozenset([names] if isinstance(names, str) else names)
+def _names(names: Iterable[Hashable] | None) -> frozenset[Hashable]:
+    return frozenset([names] if isinstance(names, str) else () if names is None else names)
 
 
 def _fill_value_as_mask(asked: bool | None, mask_and_scale: bool | Mapping[str, bool]) -> bool | None:

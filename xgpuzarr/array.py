@@ -205,18 +205,22 @@ class ZarrArray:
 
         "" for a local folder, and where no chunks are read to the device.
         """
-        if not self._on_device or type(self._opened.array.store) is LocalStore:
+        if not self._has_remote_reader:
             return ""
         return "client" if self.remote_reader_reason else "kvikio"
 
     @property
     def remote_reader_reason(self) -> str:
         """Why the store's client reads and not KvikIO; "" if it does not. `ReadReport` has it for one read."""
-        if not self._on_device or type(self._opened.array.store) is LocalStore:
+        if not self._has_remote_reader:
             return ""
         if self.layout is None or self.route == "host":
             return f"chunks are decoded on the host: {self.reason}"
         return kvikio_problem(self._opened.array.store, self.layout, self._options)
+
+    @property
+    def _has_remote_reader(self) -> bool:
+        return self._on_device and type(self._opened.array.store) is not LocalStore
 
     def on(self, device: str, options: ReadOptions | None = None) -> ZarrArray:
         """Give the same open array with its results on "cuda" or "cpu", and other options if any; reads nothing."""

@@ -16,6 +16,12 @@ lower case: subject, rule, the value met with its unit; then the way out.
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 __all__ = [
     "ChunkReadError",
     "CorruptChunkError",
@@ -25,6 +31,7 @@ __all__ = [
     "UnsupportedError",
     "XGpuZarrError",
     "chunk_label",
+    "loaded_errors",
 ]
 
 
@@ -81,3 +88,10 @@ def chunk_label(
     """
     span = "" if nbytes is None else f", bytes {offset}:{offset + nbytes}"
     return f"array {array!r}, chunk {chunk} (key {key!r} of store {store!r}{span})"
+
+
+def loaded_errors(names: Mapping[str, tuple[str, ...]]) -> tuple[type[BaseException], ...]:
+    """Classes of errors, by module and name, of the modules that are loaded: the others have raised nothing."""
+    return tuple(
+        getattr(sys.modules[module], name) for module in names if module in sys.modules for name in names[module]
+    )

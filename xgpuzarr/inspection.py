@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from zarr.core.sync import sync
 from zarr.errors import BaseZarrError
 from zarr.storage import LocalStore
 
-from xgpuzarr.errors import ChunkReadError, UnsupportedError, XGpuZarrError
+from xgpuzarr.errors import ChunkReadError, UnsupportedError, XGpuZarrError, loaded_errors
 from xgpuzarr.members import METADATA_ERRORS
 from xgpuzarr.opening import as_store, open_zarr_array
 from xgpuzarr.plan.layout import layout_of
@@ -47,7 +46,7 @@ CLIENT_ERRORS = {
     "google.auth.exceptions": ("GoogleAuthError",),
     "obstore.exceptions": ("BaseError",),
 }
-"""Errors of the clients of remote stores that are no OSError; what is not loaded has raised nothing."""
+"""Errors of the clients of remote stores that are no OSError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +300,7 @@ def _client_errors(store: StoreLike) -> Iterator[None]:
     """Make one error of what the client of a remote store raises."""
     try:
         yield
-    except _loaded_client_errors() as error:
+    except loaded_errors(CLIENT_ERRORS) as error:
         raise ChunkReadError(
             f"store {store}: {_first_line(error)}; look at its name, its credentials and the network, and see "
             "storage_options"
@@ -310,17 +309,8 @@ def _client_errors(store: StoreLike) -> Iterator[None]:
 
 def _listing_errors() -> tuple[type[BaseException], ...]:
     """What a store raises that cannot list."""
-    return (NotImplementedError, OSError, *_loaded_client_errors())
+    return (NotImplementedError, OSError, *loaded_errors(CLIENT_ERRORS))
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
-
-
-def _loaded_client_errors() -> tuple[type[BaseException], ...]:
-    return tuple(
-        getattr(sys.modules[module], name)
-        for module, names in CLIENT_ERRORS.items()
-        if module in sys.modules
-        for name in names
-    )

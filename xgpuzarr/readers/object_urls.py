@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, ObjectStore
 
-from xgpuzarr.errors import ChunkReadError
+from xgpuzarr.errors import ChunkReadError, loaded_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -71,6 +70,9 @@ S3FS_CONFIG = {
     *("s3", "signature_version", "region_name", "connect_timeout", "read_timeout", "retries", "max_pool_connections"),
     "tcp_keepalive",
 }
+
+SIGNING_ERRORS = {"botocore.exceptions": ("BotoCoreError", "ClientError"), "obstore.exceptions": ("BaseError",)}
+"""Errors of clients that sign which are no OSError and no ValueError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,19 +211,13 @@ def _signing(client: Any) -> Generator[None]:
     """Make one clear error of what a client raises when it cannot sign."""
     try:
         yield
-    except _client_errors() as error:
+    except _signing_errors() as error:
         raise ChunkReadError(
             f"store of {type(client).__name__}: its client signs no URLs ({type(error).__name__}); look at its "
             "credentials, or read with remote_reader='client'"
         ) from error
 
 
-def _client_errors() -> tuple[type[BaseException], ...]:
-    """Errors of clients that are loaded; what is not loaded has raised nothing."""
-    found: list[type[BaseException]] = [OSError, ValueError]
-    for module, names in {
-        "botocore.exceptions": ("BotoCoreError", "ClientError"),
-        "obstore.exceptions": ("BaseError",),
-    }.items():
-        found += [getattr(sys.modules[module], name) for name in names if module in sys.modules]
-    return tuple(found)
+def _signing_errors() -> tuple[type[BaseException], ...]:
+    """What a client raises that cannot sign."""
+    return (OSError, ValueError, *loaded_errors(SIGNING_ERRORS))

@@ -38,6 +38,9 @@ ARRAYS: dict[str, dict[str, Any]] = {
 }
 """Names of the arrays, and how each is stored."""
 
+S3 = {"aws_access_key_id": "key", "aws_secret_access_key": "secret", "aws_region": "us-east-1"}
+"""Options of a client of `s3`."""
+
 GROUPS = {"v3": ["chunks", "plain", "shards"], "v2": ["blosc"]}
 
 
@@ -114,3 +117,15 @@ def assert_reads_as_zarr(store: Any, device: str, **kwargs: Any) -> None:
         for selection in SELECTIONS:
             got = on_host(opened[name].isel(selection).data)
             np.testing.assert_array_equal(got, expected[name].isel(selection).values, err_msg=f"{name} {selection}")
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """Address of moto's S3 server."""
+    from moto.server import ThreadedMotoServer  # of few tests only
+
+    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    yield f"http://{host}:{port}"
+    running.stop()

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import s3fs
 import xarray as xr
-from moto.server import ThreadedMotoServer
 from obstore.store import S3Store
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, ObjectStore
@@ -20,7 +19,7 @@ from zarr.storage import FsspecStore, ObjectStore
 import xgpuzarr
 from tests.host_device import host_device, host_device_session  # noqa: F401  # fixtures
 from tests.remote import plain_remote_file
-from tests.remote.conftest import VALUES, fsspec_store, on_host
+from tests.remote.conftest import S3, VALUES, fsspec_store, on_host
 from xgpuzarr import diagnostics
 from xgpuzarr.dask_arrays import to_dask
 from xgpuzarr.errors import ChunkReadError, UnsupportedError
@@ -265,19 +264,6 @@ def test_routes_tell_who_reads(http_store: Store, monkeypatch: pytest.MonkeyPatc
     assert readers["shards"] == "kvikio"
     assert readers["chunks"] == "client: each chunk is an object, whose size only one more request would tell"
     assert repr(dataset.gpuzarr.routes).splitlines()[0].endswith("remote reader")
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """Address of moto's S3 server."""
-    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"http://{host}:{port}"
-    running.stop()
-
-
-S3 = {"aws_access_key_id": "key", "aws_secret_access_key": "secret", "aws_region": "us-east-1"}
 
 
 def s3_file_system(s3: str, **options: Any) -> s3fs.S3FileSystem:

@@ -17,13 +17,12 @@ import xarray as xr
 import zarr
 from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.reference import ReferenceFileSystem
-from moto.server import ThreadedMotoServer
 from obstore.store import S3Store
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, MemoryStore, ObjectStore, ZipStore
 
 import xgpuzarr
-from tests.remote.conftest import ARRAYS, VALUES, assert_reads_as_zarr, fsspec_store, on_host
+from tests.remote.conftest import ARRAYS, S3, VALUES, assert_reads_as_zarr, fsspec_store, on_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,19 +81,6 @@ def test_open_array(server: RangeServer, device: str, name: str) -> None:
             np.testing.assert_array_equal(on_host(array[key]), expected[...][key])
         assert (on_host(array[:16]) == VALUES[:16]).all()
         assert (on_host(array[16:]) == 7).all()
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """Address of moto's S3 server."""
-    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"http://{host}:{port}"
-    running.stop()
-
-
-S3 = {"aws_access_key_id": "key", "aws_secret_access_key": "secret", "aws_region": "us-east-1"}
 
 
 def test_s3(folder: Path, s3: str, device: str) -> None:

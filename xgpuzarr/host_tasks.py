@@ -99,15 +99,14 @@ class HostTasks(ABC):
             starts = range(0, len(rows), rows_a_task)
             run_all(lambda start: self.objects(rows[start : start + rows_a_task]), starts, options.threads)
             return
-        order = rows[np.lexsort((self.ranges.offset[rows], self.ranges.object_row[rows]))]
+        order = rows[self.ranges.take(rows).order()]
         tasks = _tasks(self.ranges.object_row[order], rows_a_task)
         run_all(lambda task: self._shard_part(order[task[0] : task[1]]), tasks, options.threads)
 
     @cached_property
     def ranges(self) -> ByteRanges:
         """Where the chunks of a sharded array lie."""
-        n_threads = self.source.options.threads
-        return locate(self.plan, self.source.reader, lambda call, numbers: run_all(call, numbers, n_threads))
+        return locate(self.plan, self.source.reader, self.source.options.threads)
 
     def objects(self, rows: NDArray[np.int64]) -> None:
         """Chunks that are objects of their own."""

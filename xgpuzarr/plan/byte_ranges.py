@@ -36,6 +36,13 @@ class ByteRanges:
     offset: Int64Array
     nbytes: Int64Array
 
+    def order(self) -> Int64Array:
+        """Rows by object, then by offset."""
+        if self.object_row.max(initial=0) < 1 << 20 and self.offset.max(initial=0) < 1 << 43:
+            # NumPy sorts one column of integers several times as fast as two
+            return np.argsort(self.object_row << 43 | self.offset)
+        return np.lexsort((self.offset, self.object_row))
+
     def take(self, rows: Int64Array) -> ByteRanges:
         """Those of some chunks."""
         return ByteRanges(self.object_row[rows], self.offset[rows], self.nbytes[rows])
@@ -84,12 +91,13 @@ def coalesce(ranges: ByteRanges, *, max_gap_bytes: int, max_read_bytes: int) -> 
         # one chunk an object: nothing to join
         alone = np.arange(len(stored))
         return Spans(ranges.object_row, ranges.offset, ranges.nbytes, alone, np.zeros_like(alone))
-    order = stored[np.lexsort((ranges.offset[stored], ranges.object_row[stored]))]
+    order = stored[ranges.take(stored).order()]
     object_row, offset = ranges.object_row[order], ranges.offset[order]
     stop = offset + ranges.nbytes[order]
     is_first = np.ones(len(order), np.bool_)
     is_first[1:] = object_row[1:] != object_row[:-1]
-    reach = _reach(stop, is_first)
+    is_apart = bool(np.all(is_first[1:] | (offset[1:] >= stop[:-1])))
+    reach = stop if is_apart else _reach(stop, is_first)
     is_first[1:] |= offset[1:] - reach[:-1] > max_gap_bytes
     starts = _split(np.flatnonzero(is_first), offset, reach, max_read_bytes)
     span_of = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))

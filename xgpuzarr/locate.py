@@ -16,19 +16,16 @@ import numpy as np
 from xgpuzarr.errors import ChunkReadError, CorruptChunkError, UnsupportedError
 from xgpuzarr.plan.byte_ranges import ByteRanges
 from xgpuzarr.plan.shard_index import NOT_STORED, check_shard_ranges, parse_shard_index
+from xgpuzarr.pool import run_all
 from xgpuzarr.readers.protocol import MISSING, ObjectRead
 from xgpuzarr.readers.store import StoreReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from numpy.typing import NDArray
 
     from xgpuzarr.plan.layout import ShardLevel
     from xgpuzarr.plan.read_plan import ReadPlan
     from xgpuzarr.readers.protocol import Reader, ReadError
-
-    type Map = Callable[[Callable[[int], None], Iterable[int]], None]
 
 __all__ = ["locate"]
 
@@ -37,7 +34,11 @@ UNKNOWN_NBYTES = 1 << 62
 of chunks that the index cannot follow (`xgpuzarr.plan.shard_index.bytes_after`)."""
 
 OBJECTS_A_TASK = 64
-"""Objects whose indexes one task reads: small reads, many of which take as long as starting a task."""
+"""Objects whose sizes or indexes one task asks for: many take as long as starting a task."""
+
+QUICK_S = 0.01
+"""A task that takes less, in seconds, found its bytes in the page cache. The time is Python's own then, and twice as
+much on several threads, which wait for one another's lock."""
 
 REMOTE_OBJECTS_A_TASK = 4096
 """The same for stores that answer requests, where many are under way at once."""
@@ -46,7 +47,7 @@ INDEXES_NBYTES = 256 << 20
 """Most bytes of indexes held at once, and of one: 16 million chunks in a shard."""
 
 
-def locate(plan: ReadPlan, reader: Reader, run_all: Map) -> ByteRanges:
+def locate(plan: ReadPlan, reader: Reader, n_threads: int) -> ByteRanges:
     """Byte range of every chunk of a plan of a sharded array.
 
     Parameters
@@ -55,8 +56,8 @@ def locate(plan: ReadPlan, reader: Reader, run_all: Map) -> ByteRanges:
         Its layout has at least one shard level.
     reader
         Reader of the array's store.
-    run_all
-        Calls a function with each of many numbers, in any order and on any threads.
+    n_threads
+        Threads to read indexes on, where storage is slow enough for several to help.
 
     Returns
     -------
@@ -80,7 +81,7 @@ def locate(plan: ReadPlan, reader: Reader, run_all: Map) -> ByteRanges:
     for start in range(0, plan.n_objects, block):
         first, last = np.searchsorted(sorted_objects, [start, start + block])
         mine = rows[first:last]
-        offset[mine], nbytes[mine] = _locate_block(plan, reader, run_all, start, mine)
+        offset[mine], nbytes[mine] = _locate_block(plan, reader, n_threads, start, mine)
     return ByteRanges(plan.object_row, offset, nbytes)
 
 
@@ -94,17 +95,17 @@ class _Shards:
 
 
 def _locate_block(
-    plan: ReadPlan, reader: Reader, run_all: Map, start: int, rows: NDArray[np.int64]
+    plan: ReadPlan, reader: Reader, n_threads: int, start: int, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Byte ranges of the chunks at `rows`, which are in the objects from row `start` on."""
     in_object = plan.object_row[rows] - start
     keys = plan.keys(slice(start, start + int(in_object[-1]) + 1))
-    shards = _Shards(np.arange(len(keys)), np.zeros(len(keys), np.int64), _object_nbytes(plan, reader, keys, run_all))
+    shards = _Shards(np.arange(len(keys)), np.zeros(len(keys), np.int64), _object_nbytes(plan, reader, keys, n_threads))
     in_shard = in_object
     for depth, level in enumerate(plan.layout.shard_levels):
         entries = plan.level_index[rows, depth]
         chunk_offset, chunk_nbytes = check_shard_ranges(
-            *_read_entries(plan, reader, run_all, keys, depth, shards, in_shard, entries),
+            *_read_entries(plan, reader, n_threads, keys, depth, shards, in_shard, entries),
             level,
             shard_nbytes=np.where(shards.nbytes == MISSING, UNKNOWN_NBYTES, shards.nbytes)[in_shard],
             label=lambda number: plan.label(int(rows[number])),
@@ -117,7 +118,7 @@ def _locate_block(
     return chunk_offset, chunk_nbytes
 
 
-def _object_nbytes(plan: ReadPlan, reader: Reader, keys: list[str], run_all: Map) -> NDArray[np.int64]:
+def _object_nbytes(plan: ReadPlan, reader: Reader, keys: list[str], n_threads: int) -> NDArray[np.int64]:
     nbytes = np.empty(len(keys), np.int64)
 
     def look(start: int) -> None:
@@ -127,14 +128,14 @@ def _object_nbytes(plan: ReadPlan, reader: Reader, keys: list[str], run_all: Map
             raise _named(plan, error) from error
         nbytes[start : start + len(sizes)] = [UNKNOWN_NBYTES if size is None else size for size in sizes]
 
-    run_all(look, range(0, len(keys), OBJECTS_A_TASK))
+    run_all(look, range(0, len(keys), OBJECTS_A_TASK), n_threads, quick_s=QUICK_S)
     return nbytes
 
 
 def _read_entries(
     plan: ReadPlan,
     reader: Reader,
-    run_all: Map,
+    n_threads: int,
     keys: list[str],
     depth: int,
     shards: _Shards,
@@ -152,7 +153,8 @@ def _read_entries(
     by_shard, shard_bounds = _grouped(in_shard, len(shards.object))
     is_too_large = level.index_nbytes > INDEXES_NBYTES
     nbytes_after = outermost.index_nbytes if depth and outermost.index_location == "end" else 0
-    n_at_once = REMOTE_OBJECTS_A_TASK if isinstance(reader, StoreReader) else OBJECTS_A_TASK
+    is_remote = isinstance(reader, StoreReader)
+    n_at_once = REMOTE_OBJECTS_A_TASK if is_remote else OBJECTS_A_TASK
 
     def read_objects(start: int) -> None:
         wanted: list[tuple[str, list[int], ObjectRead]] = []
@@ -180,7 +182,7 @@ def _read_entries(
                 chunks = by_shard[shard_bounds[shard] : shard_bounds[shard + 1]]
                 offset[chunks], nbytes[chunks] = (column[entries[chunks]] for column in index)
 
-    run_all(read_objects, range(0, len(keys), n_at_once))
+    run_all(read_objects, range(0, len(keys), n_at_once), n_threads, quick_s=0.0 if is_remote else QUICK_S)
     return offset, nbytes
 
 

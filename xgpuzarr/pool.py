@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections import deque
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
@@ -16,15 +18,23 @@ _pools: dict[int, ThreadPoolExecutor] = {}
 _pools_lock = threading.Lock()
 
 
-def run_all[T](call: Callable[[T], None], items: Iterable[T], n_threads: int) -> None:
+def run_all[T](call: Callable[[T], None], items: Iterable[T], n_threads: int, *, quick_s: float = 0.0) -> None:
     """Call a function with each item on `n_threads` threads; the first error stops the rest and is raised.
 
     No call is running any more when this returns or raises.
+
+    Parameters
+    ----------
+    quick_s
+        While calls take less than so many seconds, they are made on the calling thread, one after the other.
     """
-    todo = list(items)
-    if len(todo) < 2 or n_threads == 1:
-        for item in todo:
-            call(item)
+    todo = deque(items)
+    took_s = 0.0
+    while todo and (len(todo) == 1 or n_threads == 1 or took_s < quick_s):
+        began = time.perf_counter()
+        call(todo.popleft())
+        took_s = time.perf_counter() - began
+    if not todo:
         return
     pool = executor(n_threads)
     futures = [pool.submit(call, item) for item in todo]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from xgpuzarr.errors import UnsupportedError
@@ -48,7 +49,7 @@ class KeyRule:
         return f"{path}/{name}" if path else name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShardLevel:
     """One level of the `sharding_indexed` codec: a shard, the chunks inside it, and its index.
 
@@ -72,12 +73,12 @@ class ShardLevel:
     index_byteorder: Literal["<", ">"]
     index_checksum: bool
 
-    @property
+    @cached_property
     def grid_shape(self) -> tuple[int, ...]:
         """Chunks in the shard along each axis."""
         return tuple(s // c for s, c in zip(self.shard_shape, self.chunk_shape, strict=True))
 
-    @property
+    @cached_property
     def index_nbytes(self) -> int:
         """Stored size of the index, checksum included, in bytes."""
         return 16 * math.prod(self.grid_shape) + (4 if self.index_checksum else 0)

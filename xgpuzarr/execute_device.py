@@ -49,7 +49,7 @@ __all__ = ["read_device", "to_device"]
 N_STREAMS = 4
 """Waves in flight: one is read while others decode."""
 
-N_WAVES = 3
+N_WAVES = 4
 """Waves that a read of small frames or streams (Blosc) is cut into: the next is read while the last decodes. One wave
 for large frames, as was measured: nvCOMP takes as long for hundreds of them as for one, and longer for them in several
 calls at once."""
@@ -127,7 +127,7 @@ class _DeviceRead:
         ranges = self._locate()
         rows = np.arange(self.plan.n_chunks)
         if ranges is not None:
-            rows = np.lexsort((ranges.offset, ranges.object_row))
+            rows = ranges.order()
             self._fill(rows[ranges.nbytes[rows] == MISSING])
             rows = rows[ranges.nbytes[rows] != MISSING]
         waves = self._waves(ranges, rows)
@@ -160,7 +160,7 @@ class _DeviceRead:
         """Byte range of every chunk; None where a store does not tell sizes, and only reading finds out."""
         plan, options = self.plan, self.source.options
         if plan.layout.shard_levels:
-            return locate(plan, self.reader, lambda call, numbers: run_all(call, numbers, options.threads))
+            return locate(plan, self.reader, options.threads)
         if not isinstance(self.reader, LocalReader):
             return None
         keys, reader = self._object_keys, self.reader
@@ -196,10 +196,12 @@ class _DeviceRead:
             share //= N_WAVES
         share = min(largest, max(MIN_WAVE_DECODED_NBYTES, share))
         n_waves = max(1, self.plan.decoded_nbytes // share)
-        # The last wave is half as large, for it decodes while nothing is read. Rounded up by a chunk, or the last few
-        # chunks would make one more wave.
-        most = min(budget // N_STREAMS, int(inflight.sum() / (n_waves - 0.5)) + int(inflight.max(initial=1)))
-        return [rows[part] for part in split_batches(inflight, max_batch_bytes=most)]
+        # The first wave and the last are half as large: until the first is there nothing decodes, and while the last
+        # decodes nothing is read. Rounded up by a chunk, or the last few chunks would make one more wave.
+        even = int(inflight.sum() / max(1, n_waves - 1)) + int(inflight.max(initial=1))
+        most = min(budget // N_STREAMS, even)
+        first = most if n_waves == 1 else min(most, even // 2)
+        return [rows[part] for part in split_batches(inflight, max_batch_bytes=most, max_first_bytes=first)]
 
     def _fetch_of(self, ranges: ByteRanges | None, waves: list[NDArray[np.int64]]) -> WaveFetch:
         if not isinstance(self.reader, LocalReader):

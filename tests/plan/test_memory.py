@@ -18,17 +18,22 @@ def test_a_chunk_in_flight_holds_encoded_scratch_and_decoded_bytes() -> None:
     assert inflight.tolist() == [10 + 253 + 101, 20 + 253, 101, 0]
 
 
-@given(st.lists(st.integers(0, 50)), st.integers(1, 100))
-def test_batches_are_all_chunks_in_order_and_as_few_as_can_be(inflight: list[int], max_batch_bytes: int) -> None:
-    batches = split_batches(np.array(inflight, np.int64), max_batch_bytes=max_batch_bytes)
+@given(st.lists(st.integers(0, 50)), st.integers(1, 100), st.none() | st.integers(1, 100))
+def test_batches_are_all_chunks_in_order_and_as_few_as_can_be(
+    inflight: list[int], max_batch_bytes: int, max_first_bytes: int | None
+) -> None:
+    batches = split_batches(
+        np.array(inflight, np.int64), max_batch_bytes=max_batch_bytes, max_first_bytes=max_first_bytes
+    )
     rows = [row for batch in batches for row in range(batch.start, batch.stop)]
     assert rows == list(range(len(inflight)))
     for number, batch in enumerate(batches):
         nbytes = sum(inflight[batch])
+        most = max_first_bytes if number == 0 and max_first_bytes is not None else max_batch_bytes
         assert batch.stop > batch.start
-        assert nbytes <= max_batch_bytes or batch.stop - batch.start == 1
+        assert nbytes <= most or batch.stop - batch.start == 1
         if number + 1 < len(batches):
-            assert nbytes + inflight[batch.stop] > max_batch_bytes
+            assert nbytes + inflight[batch.stop] > most
 
 
 def test_no_chunks_are_no_batches() -> None:

@@ -44,7 +44,7 @@ def inflight_nbytes(
     return nbytes
 
 
-def split_batches(inflight: Int64Array, *, max_batch_bytes: int) -> list[slice]:
+def split_batches(inflight: Int64Array, *, max_batch_bytes: int, max_first_bytes: int | None = None) -> list[slice]:
     """Cut chunks, in order, into as few batches as `max_batch_bytes` allows.
 
     Parameters
@@ -53,6 +53,8 @@ def split_batches(inflight: Int64Array, *, max_batch_bytes: int) -> list[slice]:
         int64, (n_chunks,): device bytes of each chunk, as `inflight_nbytes` gives them.
     max_batch_bytes
         Most device bytes of one batch. A chunk that needs more is a batch of its own: a chunk decodes whole.
+    max_first_bytes
+        Most of the first one. None: as of the others.
 
     Returns
     -------
@@ -61,9 +63,9 @@ def split_batches(inflight: Int64Array, *, max_batch_bytes: int) -> list[slice]:
     """
     reach = np.cumsum(inflight)
     batches = []
-    start, taken = 0, 0
+    start, taken, most = 0, 0, max_batch_bytes if max_first_bytes is None else max_first_bytes
     while start < len(inflight):
-        stop = max(int(np.searchsorted(reach, taken + max_batch_bytes, side="right")), start + 1)
+        stop = max(int(np.searchsorted(reach, taken + most, side="right")), start + 1)
         batches.append(slice(start, stop))
-        start, taken = stop, int(reach[stop - 1])
+        start, taken, most = stop, int(reach[stop - 1]), max_batch_bytes
     return batches

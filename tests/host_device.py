@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 BOUND_TO_CUPY = (
     "execute_device",
     "execute_staged",
+    "waves",
     "ahead_fetch",
     "file_fetch",
     "store_fetch",

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
     from xgpuzarr.device_wave import Fetched
 
-__all__ = ["AheadFetch", "Begun", "Following"]
-
-type Following = tuple[NDArray[np.int64], cupy.cuda.Stream] | None
-"""The next wave, and its stream; None after the last."""
+__all__ = ["AheadFetch", "Begun"]
 
 
 class Abandonable(Protocol):
@@ -51,28 +48,40 @@ class AheadFetch[Read: Abandonable](ABC):
         As `xgpuzarr.diagnostics.ReadReport` has them.
     """
 
-    encoded_nbytes: int
     remote_reader = remote_reader_reason = ""
     _begun: Begun[Read] | None = None
+    encoded_nbytes = 0
 
     @property
     def n_again(self) -> int:
         """Spans that KvikIO did not bring, and the client was asked for."""
         return 0
 
+    def ask(self, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> None:
+        """Have all bytes of a wave on their way; parameters as of `fetch`, which comes next."""
+        if self._begun is None or self._begun.rows is not rows:
+            self.drop()
+            self._begun = self._begin(rows, stream)
+        self._queue(self._begun.read)
+
     def fetch(
-        self, rows: NDArray[np.int64], stream: cupy.cuda.Stream, following: Following
+        self,
+        rows: NDArray[np.int64],
+        stream: cupy.cuda.Stream,  # noqa: ARG002  # of the bytes asked for; `StoreFetch` asks here
+        following: NDArray[np.int64] | None,
+        ahead: cupy.cuda.Stream | None,
     ) -> tuple[Fetched, NDArray[np.int64]]:
         """Read a wave; have the next on its way.
 
         Parameters
         ----------
         rows
-            Plan rows of the chunks.
+            Plan rows of the chunks, as asked for.
         stream
             Where the wave will be decoded; the chunks are ready on it.
-        following
-            The next wave. It is left for its own turn if there is no memory for its bytes.
+        following, ahead
+            The next wave, and its stream; without either, nothing is begun. The next wave is left for its own turn if
+            there is no memory for its bytes.
 
         Returns
         -------
@@ -86,14 +95,11 @@ class AheadFetch[Read: Abandonable](ABC):
         ChunkReadError, CorruptChunkError
             Naming store, key and range.
         """
-        begun = self._begun
-        if begun is None or begun.rows is not rows:
-            self.drop()
-            begun = self._begin(rows, stream)
-        self._begun = None
-        self._queue(begun.read)
+        begun, self._begun = self._begun, None
+        assert begun is not None and begun.rows is rows  # it was asked for  # noqa: PT018
         try:
-            self._begun = None if following is None else self._begin(*following)
+            if following is not None and ahead is not None:
+                self._begun = self._begin(following, ahead)
         except cupy.cuda.memory.OutOfMemoryError:
             pass  # there may be more when its turn comes, and who fetches it knows what to do if not
         except BaseException:

@@ -38,9 +38,7 @@ class FileFetch(AheadFetch[WaveRead]):
     keys
         Keys of all objects of the plan.
     ranges
-        Byte range of every chunk.
-    waves
-        Plan rows of the chunks of each wave, in the order in which they will be fetched; none is missing in `ranges`.
+        Byte range of every chunk that will be fetched, looked up by then; of which none is missing.
     output
         Unencoded chunks that are one piece of it go straight there.
     options
@@ -52,14 +50,11 @@ class FileFetch(AheadFetch[WaveRead]):
         root: Path,
         keys: list[str],
         ranges: ByteRanges,
-        waves: list[NDArray[np.int64]],
         output: DeviceOutput,
         options: ReadOptions,
     ) -> None:
         self.reader, self.keys, self.ranges = KvikioReader(root), keys, ranges
         self.output, self.options = output, options
-        self.last = waves[-1] if waves else None
-        self.encoded_nbytes = sum(int(ranges.nbytes[rows].sum()) for rows in waves)
         self.turn = ExitStack()
         self.has_turn = False
 
@@ -70,7 +65,7 @@ class FileFetch(AheadFetch[WaveRead]):
 
     def _begin(self, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> Begun[WaveRead]:
         if not self.has_turn:
-            self.turn.enter_context(self.reader.turn(self.encoded_nbytes))
+            self.turn.enter_context(self.reader.turn(self.output.plan.decoded_nbytes))
             self.has_turn = True
         ranges, output = self.ranges, self.output
         if self._is_straight(rows):
@@ -108,8 +103,7 @@ class FileFetch(AheadFetch[WaveRead]):
 
     def _finish(self, begun: Begun[WaveRead]) -> None:
         begun.read.finish()
-        if begun.rows is self.last:
-            self.turn.close()
+        self.encoded_nbytes += int(self.ranges.nbytes[begun.rows].sum())
 
     def _is_straight(self, rows: NDArray[np.int64]) -> bool:
         """Are the chunks unencoded, and each one piece of the output?"""

@@ -106,7 +106,7 @@ class HostTasks(ABC):
     @cached_property
     def ranges(self) -> ByteRanges:
         """Where the chunks of a sharded array lie."""
-        return locate(self.plan, self.source.reader, self.source.options.threads)
+        return locate(self.plan, self.source.reader, self.source.options.threads, np.arange(self.plan.n_chunks))
 
     def objects(self, rows: NDArray[np.int64]) -> None:
         """Chunks that are objects of their own."""

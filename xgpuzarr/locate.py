@@ -47,8 +47,8 @@ INDEXES_NBYTES = 256 << 20
 """Most bytes of indexes held at once, and of one: 16 million chunks in a shard."""
 
 
-def locate(plan: ReadPlan, reader: Reader, n_threads: int) -> ByteRanges:
-    """Byte range of every chunk of a plan of a sharded array.
+def locate(plan: ReadPlan, reader: Reader, n_threads: int, rows: NDArray[np.int64]) -> ByteRanges:
+    """Byte ranges of chunks of a sharded array.
 
     Parameters
     ----------
@@ -58,11 +58,13 @@ def locate(plan: ReadPlan, reader: Reader, n_threads: int) -> ByteRanges:
         Reader of the array's store.
     n_threads
         Threads to read indexes on, where storage is slow enough for several to help.
+    rows
+        Plan rows of the chunks, in any order.
 
     Returns
     -------
     ByteRanges
-        Rows as in the plan; ``nbytes == MISSING`` for chunks that do not exist.
+        One row for each of `rows`; ``nbytes == MISSING`` for chunks that do not exist.
 
     Raises
     ------
@@ -73,16 +75,20 @@ def locate(plan: ReadPlan, reader: Reader, n_threads: int) -> ByteRanges:
     UnsupportedError
         A shard has an index of more than `INDEXES_NBYTES`.
     """
-    offset = np.zeros(plan.n_chunks, np.int64)
-    nbytes = np.full(plan.n_chunks, MISSING, np.int64)
-    rows = np.argsort(plan.object_row, kind="stable")
-    sorted_objects = plan.object_row[rows]
+    object_row = plan.object_row[rows]
+    offset = np.zeros(len(rows), np.int64)
+    nbytes = np.full(len(rows), MISSING, np.int64)
+    order = np.argsort(object_row, kind="stable")
+    sorted_objects = object_row[order]
     block = max(1, INDEXES_NBYTES // max(level.index_nbytes for level in plan.layout.shard_levels))
-    for start in range(0, plan.n_objects, block):
-        first, last = np.searchsorted(sorted_objects, [start, start + block])
-        mine = rows[first:last]
-        offset[mine], nbytes[mine] = _locate_block(plan, reader, n_threads, start, mine)
-    return ByteRanges(plan.object_row, offset, nbytes)
+    first = 0
+    while first < len(rows):
+        start = int(sorted_objects[first])
+        last = int(np.searchsorted(sorted_objects, start + block))
+        mine = order[first:last]
+        offset[mine], nbytes[mine] = _locate_block(plan, reader, n_threads, start, rows[mine])
+        first = last
+    return ByteRanges(object_row, offset, nbytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,6 @@ class RemoteFetch(AheadFetch[RemoteWave]):
 
     def __init__(self, plan: ReadPlan, source: Source, ranges: ByteRanges, reader: RemoteReader) -> None:
         self.plan, self.source, self.ranges, self.reader = plan, source, ranges, reader
-        self.encoded_nbytes = 0
 
     @property
     def n_again(self) -> int:

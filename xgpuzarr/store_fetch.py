@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from xgpuzarr.ahead_fetch import Following
     from xgpuzarr.execute import Source
     from xgpuzarr.plan.read_plan import ReadPlan
 
@@ -89,8 +88,15 @@ class StoreFetch:
         """False: no memory of the device is held for waves ahead."""
         return False
 
+    def ask(self, rows: NDArray[np.int64], stream: cupy.cuda.Stream) -> None:
+        """Nothing: the requests of the next waves are under way in any case."""
+
     def fetch(
-        self, rows: NDArray[np.int64], stream: cupy.cuda.Stream, following: Following
+        self,
+        rows: NDArray[np.int64],
+        stream: cupy.cuda.Stream,
+        following: NDArray[np.int64] | None,
+        ahead: cupy.cuda.Stream | None,
     ) -> tuple[Fetched, NDArray[np.int64]]:
         """Read the next wave; or any other, which is then read for itself: a part of one that met too little memory.
 
@@ -100,8 +106,8 @@ class StoreFetch:
             Plan rows of the chunks.
         stream
             The current stream; the chunks are ready on it.
-        following
-            The next wave: its requests are under way in any case.
+        following, ahead
+            The next wave, and its stream: not used.
 
         Returns
         -------
@@ -115,7 +121,7 @@ class StoreFetch:
         ChunkReadError, CorruptChunkError
             Naming store, key and range.
         """
-        del following
+        del following, ahead
         if self.ahead and self.ahead[0] is rows:
             self.ahead.popleft()
             fetched, missing = self._copy_to_device(rows, next(self.arrivals), stream)

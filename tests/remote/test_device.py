@@ -36,8 +36,8 @@ def _device(request: pytest.FixtureRequest) -> None:
 def _waves(request: pytest.FixtureRequest, _device: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut reads of these small arrays into waves as if they were large."""
     if request.param != "one wave":
-        monkeypatch.setattr("xgpuzarr.execute_device.MIN_WAVE_DECODED_NBYTES", 1)
-        monkeypatch.setattr("xgpuzarr.execute_device.MAX_STORE_WAVE_DECODED_NBYTES", 1)
+        monkeypatch.setattr("xgpuzarr.waves.MIN_WAVE_DECODED_NBYTES", 1)
+        monkeypatch.setattr("xgpuzarr.waves.MAX_STORE_WAVE_DECODED_NBYTES", 1)
 
 
 def check(store: Any, name: str, **options: Any) -> None:
@@ -155,7 +155,7 @@ def test_a_shard_that_vanishes_is_no_fill_value(folder: Path, tmp_path: Path, mo
         (tmp_path / "v3/shards/c/1/0/0").unlink()
         return ranges
 
-    monkeypatch.setattr("xgpuzarr.execute_device.locate", locate_then_delete)
+    monkeypatch.setattr("xgpuzarr.waves.locate", locate_then_delete)
     with pytest.raises(ChunkReadError, match=r"key 'shards/c/1/0/0': object vanished"):
         array[:]
 

@@ -57,8 +57,8 @@ def _same_random_bytes(_device: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def _waves(request: pytest.FixtureRequest, _device: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut reads of these small arrays into waves as if they were large."""
     if request.param != "one wave":
-        monkeypatch.setattr("xgpuzarr.execute_device.MIN_WAVE_DECODED_NBYTES", 1)
-        monkeypatch.setattr("xgpuzarr.execute_device.MAX_STORE_WAVE_DECODED_NBYTES", 1)
+        monkeypatch.setattr("xgpuzarr.waves.MIN_WAVE_DECODED_NBYTES", 1)
+        monkeypatch.setattr("xgpuzarr.waves.MAX_STORE_WAVE_DECODED_NBYTES", 1)
 
 
 def opened(store: Any, **options: Any) -> xgpuzarr.ZarrArray:
@@ -141,7 +141,7 @@ def test_what_nobody_reads_is_the_error_of_the_client(
         server.reset(fault)
         return ranges
 
-    monkeypatch.setattr("xgpuzarr.execute_device.locate", locate_then_fail)
+    monkeypatch.setattr("xgpuzarr.waves.locate", locate_then_fail)
     with pytest.raises(xgpuzarr.XGpuZarrError, match=rf"array 'shards': store .*127\.0\.0\.1.*{pattern}"):
         array[8:16]
     monkeypatch.undo()
@@ -197,7 +197,7 @@ def test_a_last_byte_that_is_equal_by_chance_is_asked_for(
 def test_no_more_requests_are_under_way_than_the_options_say(
     server: RangeServer, http_store: Store, monkeypatch: pytest.MonkeyPatch, concurrency: int
 ) -> None:
-    monkeypatch.setattr("xgpuzarr.execute_device.MIN_WAVE_DECODED_NBYTES", 1)
+    monkeypatch.setattr("xgpuzarr.waves.MIN_WAVE_DECODED_NBYTES", 1)
     array = opened(http_store, concurrency=concurrency, max_read_bytes=2000)
     read(array)
     server.reset(gather=concurrency)

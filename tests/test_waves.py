@@ -1,0 +1,116 @@
+"""Waves of a read: located in two goes where that lets bytes come sooner, and all of them, once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zarr
+
+import xgpuzarr
+from tests.host_device import host_device, host_device_session  # noqa: F401  # fixtures
+from xgpuzarr.errors import CorruptChunkError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+N_SHARDS = 16
+
+
+@pytest.fixture(autouse=True)
+def _small_waves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    request.getfixturevalue("host_device")
+    monkeypatch.setattr("xgpuzarr.waves.MIN_WAVE_DECODED_NBYTES", 1)
+
+
+@pytest.fixture
+def located(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many chunks were located at a time."""
+    from xgpuzarr import waves
+
+    counts: list[int] = []
+    locate = waves.locate
+
+    def counting(plan: Any, reader: Any, n_threads: int, rows: Any) -> Any:
+        counts.append(len(rows))
+        return locate(plan, reader, n_threads, rows)
+
+    monkeypatch.setattr(waves, "locate", counting)
+    return counts
+
+
+def _store(path: Path, *, missing: tuple[int, ...] = ()) -> np.ndarray[Any, Any]:
+    values = np.random.default_rng(0).integers(1, 100, (N_SHARDS * 4, 24)).astype("i4")
+    array = zarr.create_array(path, shape=values.shape, shards=(4, 24), chunks=(1, 8), dtype="i4", fill_value=-7)
+    array[:] = values
+    for shard in missing:
+        (path / f"c/{shard}/0").unlink()
+        values[4 * shard : 4 * shard + 4] = -7
+    return values
+
+
+@pytest.mark.parametrize(
+    "missing", [(), (0,), (0, 1, 2, 3, 4), (7,), (15,), tuple(range(1, 16)), tuple(range(16))], ids=str
+)
+@pytest.mark.parametrize("key", [np.s_[:], np.s_[::-1, 3:20], np.s_[5:61:3]], ids=str)
+def test_all_chunks_come_whatever_is_missing(tmp_path: Path, missing: tuple[int, ...], key: Any) -> None:
+    values = _store(tmp_path / "a", missing=missing)
+    got = xgpuzarr.open_array(tmp_path / "a", device="cuda")[key].get()
+    np.testing.assert_array_equal(got, values[key])
+
+
+def test_shards_of_the_first_wave_are_located_before_the_others(tmp_path: Path, located: list[int]) -> None:
+    values = _store(tmp_path / "a")
+    np.testing.assert_array_equal(xgpuzarr.open_array(tmp_path / "a", device="cuda")[:].get(), values)
+    n_chunks = N_SHARDS * 4 * 3
+    assert sum(located) == n_chunks
+    assert len(located) == 2
+    assert located[0] <= n_chunks // 4
+    assert located[0] % 12 == 0  # whole shards
+
+
+def test_others_are_located_while_the_first_bytes_are_on_their_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.host_device import PlainReader
+    from xgpuzarr import file_fetch, waves
+
+    _store(tmp_path / "a")
+    events: list[str] = []
+    locate = waves.locate
+
+    class Reader(PlainReader):
+        def begin(self, *args: Any, **kwargs: Any) -> Any:
+            read = super().begin(*args, **kwargs)
+            finish = read.finish
+            events.append("begin")
+
+            def logged() -> None:
+                events.append("there")
+                finish()
+
+            read.finish = logged
+            return read
+
+    def logged_locate(*args: Any) -> Any:
+        events.append("locate")
+        return locate(*args)
+
+    monkeypatch.setattr(file_fetch, "KvikioReader", Reader)
+    monkeypatch.setattr(waves, "locate", logged_locate)
+    xgpuzarr.open_array(tmp_path / "a", device="cuda")[:]
+    assert events[:5] == ["locate", "begin", "locate", "begin", "there"]
+
+
+@pytest.mark.parametrize("shard", [0, 15])
+def test_a_damaged_index_is_an_error_wherever_it_is(tmp_path: Path, shard: int, located: list[int]) -> None:
+    _store(tmp_path / "a")
+    file = tmp_path / f"a/c/{shard}/0"
+    raw = bytearray(file.read_bytes())
+    raw[-10] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(CorruptChunkError, match=rf"key 'c/{shard}/0': the shard index has CRC32C") as caught:
+        xgpuzarr.open_array(tmp_path / "a", device="cuda")[:]
+    assert str(caught.value).count("array ") == 1
+    assert len(located) == 1 + (shard == 15)

@@ -14,6 +14,7 @@ from xgpuzarr.accessor import Route
 from xgpuzarr.backend_array import GpuZarrBackendArray
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("device_array")
@@ -165,6 +166,12 @@ MIXED = {
     "data * coordinate": lambda ds: ds.t * np.cos(ds.lat),
     "coordinate * data": lambda ds: np.cos(ds.lat) * ds.t,
     "data * index": lambda ds: ds.t * ds.lat,
+    "index * data": lambda ds: ds.lat * ds.t,
+    "index * dataset": lambda ds: (ds.lat * ds[["t", "packed"]]).t,
+    "index <= data": lambda ds: ds.lat / 30 <= ds.t,
+    "bare index < data": lambda ds: ds.lat < ds.t,
+    "index ** data": lambda ds: ds.lat**ds.packed,
+    "number / data": lambda ds: 2.0 / ds.t,
     "data - 2-D coordinate": lambda ds: ds.t - ds.height,
     "2-D coordinate - data": lambda ds: ds.height - ds.t,
     "chained": lambda ds: (ds.t - ds.t.mean("time")) * ds.lat / 2,
@@ -285,6 +292,42 @@ def test_host_datasets_have_the_accessor_too(store: str) -> None:
     assert {route.device for route in dataset.gpuzarr.routes} == {"cpu"}
     xr.testing.assert_identical(dataset.gpuzarr.to_host(), dataset)
     assert on_device(dataset.gpuzarr.to_device()) == {"t", "packed"}
+
+
+BINARY = {
+    "data + data": lambda ds: ds.t + ds.packed,
+    "data - index": lambda ds: ds.t - ds.lat,
+    "index - data": lambda ds: ds.lat - ds.t,
+    "coordinate - data": lambda ds: ds.height - ds.t,
+    "data < data": lambda ds: ds.t < ds.packed,
+    "in place": lambda ds: operator.iadd(ds.t, ds.packed),
+}
+
+
+@pytest.mark.parametrize("expression", BINARY.values(), ids=BINARY)
+def test_arithmetic_reads_each_operand_once(
+    store: str, monkeypatch: pytest.MonkeyPatch, expression: Callable[[xr.Dataset], Any]
+) -> None:
+    dataset, read = open_on("cuda", store).load(), []
+    dataset = open_on("cuda", store).assign_coords(height=dataset.height)
+    getitem = GpuZarrBackendArray.__getitem__
+
+    def noting(self: GpuZarrBackendArray, key: Any) -> Any:
+        read.append(self.name)
+        return getitem(self, key)
+
+    monkeypatch.setattr(GpuZarrBackendArray, "__getitem__", noting)
+    expression(dataset)
+    assert len(read) == len(set(read)) > 0
+
+
+def test_indexes_of_others_calculate_as_before() -> None:
+    lat = xr.DataArray([1.0, 2.0], dims="lat", coords={"lat": [1.0, 2.0]}).lat
+    assert isinstance(lat.variable, xr.IndexVariable)
+    np.testing.assert_array_equal((lat * lat).values, [1.0, 4.0])
+    np.testing.assert_array_equal((3 - lat).values, [2.0, 1.0])
+    with pytest.raises(TypeError, match="immutable"):
+        lat += 1
 
 
 def test_lazy_data_that_was_assigned_to_is_on_the_device(store: str) -> None:

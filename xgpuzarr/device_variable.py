@@ -4,6 +4,9 @@
 * Assignment to a lazy variable copies it with NumPy first.
 * `ds.t * np.cos(ds.lat)` mixes it with a coordinate, which is on the host; CuPy refuses that. The host operand, mostly
   small, is copied to the device instead. The result is a `DeviceVariable` again, so whole expressions work.
+* `ds.lat * ds.t` asks the index first, for `DeviceVariable` is no subclass of `IndexVariable`. xarray makes indexes
+  itself, at every selection anew, so their class gets a method that does the same where the other is on the device.
+* xarray asks whether a right operand has `data`, which reads lazy data, and then for the data, which reads it again.
 * Broadcasting and reindexing take lazy data for NumPy's.
 * `float(ds.t.mean())` asks for one number in so many words, and gets it.
 
@@ -73,7 +76,7 @@ class DeviceVariable(BlockVariable):
         return self._replace(data=self.data) if isinstance(self._data, indexing.ExplicitlyIndexed) else self
 
     def _binary_op(self, other: Any, f: Any, reflexive: bool = False) -> Any:
-        return self._kept(super()._binary_op(self._beside(other), f, reflexive))  # type: ignore[no-untyped-call]
+        return self._kept(xr.Variable._binary_op(self._read(), self._beside(other), f, reflexive))  # type: ignore[no-untyped-call]  # noqa: SLF001
 
     def _inplace_binary_op(self, other: Any, f: Any) -> Any:
         return super()._inplace_binary_op(self._beside(other), f)  # type: ignore[no-untyped-call]
@@ -89,7 +92,9 @@ class DeviceVariable(BlockVariable):
         return type(self)(result.dims, data, result.attrs, result.encoding, fastpath=True)
 
     def _beside(self, other: Any) -> Any:
-        """Copy an operand on the host to the device, if it has numbers and the variable is there."""
+        """Read an operand on the device; copy one on the host there, if it has numbers and the variable is there."""
+        if isinstance(other, DeviceVariable):
+            return other._read()  # noqa: SLF001
         if not isinstance(other, (xr.Variable, np.ndarray)) or other.dtype.kind not in DEVICE_KINDS or on_host(self):
             return other
         return beside(other, self) if isinstance(other, xr.Variable) else to_device(other)
@@ -132,6 +137,17 @@ def _reflected(name: str) -> Any:
 # Python asks the right operand first only if its class defines the operator itself.
 for _name in ["radd", "rsub", "rmul", "rpow", "rtruediv", "rfloordiv", "rmod", "rand", "rxor", "ror"]:
     setattr(DeviceVariable, f"__{_name}__", _reflected(f"__{_name}__"))
+
+
+def _index_binary_op(self: xr.IndexVariable, other: Any, f: Any, reflexive: bool = False) -> Any:
+    """`xarray.IndexVariable._binary_op`, where the right operand may be a `DeviceVariable`."""
+    if not isinstance(other, DeviceVariable):
+        return xr.Variable._binary_op(self, other, f, reflexive)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    operand = other._beside(self)  # noqa: SLF001
+    return other._kept(xr.Variable._binary_op(operand, other._read(), f, reflexive))  # type: ignore[no-untyped-call]  # noqa: SLF001
+
+
+xr.IndexVariable._binary_op = _index_binary_op  # type: ignore[assignment,method-assign]  # noqa: SLF001
 
 
 class _CopyOnWriteDeviceArray(indexing.CopyOnWriteArray):

@@ -66,6 +66,10 @@ def test_a_bad_array_is_named_and_can_be_left_out(store: Path, how: str, error: 
     np.testing.assert_array_equal(opened.good, np.arange(4.0))
     assert list(opened.variables) == ["good"]
     assert list(xr.open_dataset(store, **OPEN).variables) == ["good"]
+    for group in (None, "a"):
+        tree = xr.open_datatree(store, group=group, drop_variables=(name for name in ["bad"]), **OPEN)
+        assert [list(node.variables) for node in tree.subtree] == [["good"]] * len(tree.groups)
+    assert set(xr.open_groups(store, drop_variables="bad", **OPEN)) == {"/", "/a"}
 
 
 def test_members_are_what_zarr_python_lists(store: Path) -> None:

@@ -183,6 +183,24 @@ def test_groups_and_trees(tmp_path: Path) -> None:
         assert_same(open_here(path, group=group), xr.open_dataset(path, engine="zarr", group=group))
 
 
+@pytest.mark.usefixtures("device_array")
+def test_names_of_variables_need_not_be_in_every_group(tmp_path: Path) -> None:
+    path = str(tmp_path / "tree.zarr")
+    top, below = example().drop_vars("packed"), example()[["packed", "height"]]
+    xr.DataTree.from_dict({"/": top[["plain"]], "/a": below}).to_zarr(path, consolidated=False)
+    kwargs = {"engine": ENGINE, "device": "cuda", "consolidated": False}
+    kwargs |= {"host_variables": ["plain"], "device_variables": ["height"]}
+    tree = xr.open_datatree(path, **kwargs)
+    assert [is_device_array(v.data) for v in (tree["plain"], tree["a/packed"], tree["a/height"])] == [False, True, True]
+    assert set(xr.open_groups(path, **kwargs)) == {"/", "/a"}
+    closed = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(xgpuzarr.xarray_backend._Store, "close", lambda store: closed.append(store.zarr_group.path))
+        with pytest.raises(ValueError, match=r"no variables \['nothing'\] were opened; there are \['height', 'lat'"):
+            xr.open_groups(path, **kwargs | {"host_variables": ["plain", "nothing"]})
+    assert sorted(closed) == ["", "a"]
+
+
 def test_closing_a_tree_closes_its_stores(tmp_path: Path) -> None:
     path = str(tmp_path / "tree.zarr")
     xr.DataTree.from_dict({"/": example(), "/a": example()}).to_zarr(path)
@@ -383,8 +401,8 @@ def test_variables_can_be_sent_elsewhere_by_name(store: str) -> None:
         ({"device_variables": ["lat"]}, UnsupportedError, "variable 'lat' cannot be on the device: index"),
         ({"device_variables": ["label"]}, UnsupportedError, "'label' cannot be on the device: CuPy has no str64 dtype"),
         ({"device_variables": ["when"]}, UnsupportedError, "'when' cannot be on the device: xarray decodes it"),
-        ({"device_variables": ["nothing"]}, ValueError, r"no variables \['nothing'\] in the dataset"),
-        ({"host_variables": ["nothing"]}, ValueError, r"no variables \['nothing'\] in the dataset"),
+        ({"device_variables": ["nothing"]}, ValueError, r"no variables \['nothing'\] were opened; there are \['crs'"),
+        ({"host_variables": ["nothing"]}, ValueError, r"no variables \['nothing'\] were opened; there are \['crs'"),
         ({"host_variables": ["plain"], "device_variables": ["plain"]}, ValueError, r"both name \['plain'\]"),
         ({"cf_float": "float16"}, ValueError, "cf_float must be None or 'float32', got 'float16'"),
     ],

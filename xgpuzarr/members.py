@@ -17,7 +17,7 @@ from xgpuzarr.errors import XGpuZarrError
 from xgpuzarr.opening import open_zarr_array
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Container, Hashable, Iterator, Mapping
 
 __all__ = ["naming_bad_arrays", "openable_members"]
 
@@ -25,7 +25,7 @@ METADATA_ERRORS = (ValueError, TypeError, KeyError, ImportError, OverflowError)
 """What zarr-python raises for metadata that it cannot take; most of its own errors are ValueErrors."""
 
 
-def openable_members(group: zarr.Group, dropped: Container[str]) -> dict[str, Any]:
+def openable_members(group: zarr.Group, dropped: Container[Hashable]) -> dict[str, Any]:
     """Open the arrays and groups of a group, leaving out those of `dropped` that cannot be opened.
 
     Raises

@@ -27,7 +27,7 @@ from xgpuzarr.errors import UnsupportedError
 from xgpuzarr.system import block_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Iterable, Mapping
 
     from xgpuzarr.options import Device, ReadOptions
 
@@ -69,14 +69,20 @@ class Placement:
         if both:
             raise ValueError(f"device_variables and host_variables both name {sorted(map(str, both))}")
 
+    def check_names(self, known: Iterable[Hashable]) -> None:
+        """Raise a `ValueError` for a name that no variable has, of all that were opened."""
+        unknown = (self.device_variables | self.host_variables).difference(known)
+        if unknown:
+            raise ValueError(
+                f"no variables {sorted(map(str, unknown))} were opened; there are {sorted(map(str, known))}"
+            )
+
 
 def place(dataset: xr.Dataset, placement: Placement) -> xr.Dataset:
     """Put the variables of a decoded dataset where they belong; nothing is read.
 
     Raises
     ------
-    ValueError
-        A name in `device_variables` or `host_variables` is not in the dataset.
     UnsupportedError
         A variable that was asked for by name cannot be on the device, or ``options.route`` is "device" and one
         needs the host.
@@ -84,10 +90,6 @@ def place(dataset: xr.Dataset, placement: Placement) -> xr.Dataset:
     from xgpuzarr.array import resolve_device
 
     device = resolve_device(placement.device)
-    unknown = (placement.device_variables | placement.host_variables) - set(dataset.variables)
-    if unknown:
-        known = sorted(map(str, dataset.variables))
-        raise ValueError(f"no variables {sorted(map(str, unknown))} in the dataset; it has {known}")
     host_names = _names_of_coordinates(dataset.variables)
     variables = {
         name: _placed(name, variable, _rule(name, variable, dataset, host_names, placement), device, placement)

@@ -11,11 +11,12 @@ xarray imports this module in every process that lists its engines: zarr, dask a
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import xarray as xr
-from xarray.backends.common import BackendEntrypoint, _normalize_path
+from xarray.backends.common import BackendEntrypoint, _normalize_path, datatree_from_dict_with_io_cleanup
 from xarray.backends.zarr import ZarrBackendEntrypoint, ZarrStore
 from xarray.core import indexing
 from xarray.core.utils import close_on_error
@@ -27,7 +28,7 @@ from xgpuzarr.placement import Placement, place
 from xgpuzarr.system import block_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping
+    from collections.abc import Hashable, Iterable, Iterator, Mapping
 
     from xgpuzarr.options import Device, ReadOptions
 
@@ -106,27 +107,22 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             A variable in `device_variables` cannot be on the device, or ``options.route`` is "device" and a data
             variable needs the host.
         """
-        from xgpuzarr.members import naming_bad_arrays
-
-        _check_mode(mode)
-        dropped = _names(drop_variables)
         placement = _placement(device, device_variables, host_variables, cf_float, options)
-        zarr_store = _zarr_store(filename_or_obj)
-        with naming_bad_arrays(zarr_store, group, storage_options):
-            store: _Store = _Store.open_group(
-                zarr_store,
-                group=group,
-                mode=mode,
-                consolidated=consolidated,
-                storage_options=storage_options,
-                zarr_format=zarr_format,
-                use_zarr_fill_value_as_mask=_fill_value_as_mask(use_zarr_fill_value_as_mask, mask_and_scale),
-                cache_members=False,
-            )
-        store.find_members(dropped, cache=cache_members)
-        return store.open_dataset(
+        dropped = _names(drop_variables)
+        store = _open_store(
+            filename_or_obj,
+            dropped,
+            cache_members=cache_members,
+            group=group,
+            mode=mode,
+            consolidated=consolidated,
+            storage_options=storage_options,
+            zarr_format=zarr_format,
+            use_zarr_fill_value_as_mask=_fill_value_as_mask(use_zarr_fill_value_as_mask, mask_and_scale),
+        )
+        return _placed(
+            {"/": store},
             placement,
-            owns_store=zarr_store is not filename_or_obj,
             mask_and_scale=mask_and_scale,
             decode_times=decode_times,
             concat_characters=concat_characters,
@@ -134,7 +130,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             drop_variables=dropped,
             use_cftime=use_cftime,
             decode_timedelta=decode_timedelta,
-        )
+        )["/"]
 
     def open_groups_as_dict(
         self,
@@ -151,50 +147,43 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         host_variables: Iterable[Hashable] = (),
         cf_float: Literal["float32"] | None = None,
         options: ReadOptions | None = None,
+        mask_and_scale: bool | Mapping[str, bool] = True,
+        drop_variables: str | Iterable[str] | None = None,
         **decoders: Any,
     ) -> dict[str, xr.Dataset]:
         """Open a group and all groups below it lazily, by their paths relative to it.
 
         Parameters and errors are those of `open_dataset`; `decoders` are the ones that `xarray.open_dataset` has too.
         """
-        _check_mode(mode)
         placement = _placement(device, device_variables, host_variables, cf_float, options)
-        parent = "/" + group.strip("/") if group else "/"
-        from xgpuzarr.members import naming_bad_arrays
-
-        zarr_store = _zarr_store(filename_or_obj)
-        with naming_bad_arrays(zarr_store, parent, storage_options):
-            stores = _Store.open_store(
-                zarr_store,
-                group=parent,
-                mode=mode,
-                consolidated=consolidated,
-                storage_options=storage_options,
-                zarr_format=zarr_format,
-                use_zarr_fill_value_as_mask=_fill_value_as_mask(
-                    use_zarr_fill_value_as_mask, decoders.get("mask_and_scale", True)
-                ),
-            )
-        return {
-            _relative(path, parent) if group else path: store.open_dataset(
-                placement, owns_store=zarr_store is not filename_or_obj, **decoders
-            )
-            for path, store in stores.items()
-        }
+        dropped = _names(drop_variables)
+        top = _open_store(
+            filename_or_obj,
+            dropped,
+            cache_members=True,
+            group=group,
+            mode=mode,
+            consolidated=consolidated,
+            storage_options=storage_options,
+            zarr_format=zarr_format,
+            use_zarr_fill_value_as_mask=_fill_value_as_mask(use_zarr_fill_value_as_mask, mask_and_scale),
+        )
+        stores = {(path or ".") if group else f"/{path}": store for path, store in top.walk()}
+        return _placed(stores, placement, mask_and_scale=mask_and_scale, drop_variables=dropped, **decoders)
 
     def open_datatree(self, filename_or_obj: Any, **kwargs: Any) -> xr.DataTree:
         """Open a group and all groups below it lazily, as a tree; parameters are those of `open_groups_as_dict`."""
-        groups = self.open_groups_as_dict(filename_or_obj, **kwargs)
-        tree = xr.DataTree.from_dict(groups)
-        for path, dataset in groups.items():
-            tree[path].set_close(dataset.close)
-        return tree
+        return datatree_from_dict_with_io_cleanup(self.open_groups_as_dict(filename_or_obj, **kwargs))
 
 
 class _Store(ZarrStore):
     """xarray's Zarr store with our arrays under its variables."""
 
     __slots__ = ("_dropped", "_options")
+
+    def set_close(self, closes: bool) -> None:
+        """Have `close` close zarr-python's store, or not."""
+        self._close_store_on_close = closes
 
     def find_members(self, dropped: frozenset[Hashable], *, cache: bool) -> None:
         """List arrays and groups; those that are `dropped` may be such as cannot be opened."""
@@ -209,11 +198,21 @@ class _Store(ZarrStore):
         try:
             return super()._fetch_members()
         except METADATA_ERRORS:
-            return openable_members(self.zarr_group, getattr(self, "_dropped", ()))
+            return openable_members(self.zarr_group, self._dropped)
 
-    def open_dataset(self, placement: Placement, *, owns_store: bool, **decoders: Any) -> xr.Dataset:
+    def walk(self, path: str = "") -> Iterator[tuple[str, _Store]]:
+        """Yield the group of this store, whose path is given, and all groups below it, parents first."""
+        yield path, self
+        arrays = set(self.array_keys())
+        for name, member in self.members.items():
+            if name not in arrays:
+                below = copy(self)
+                below.zarr_group = member
+                below.find_members(self._dropped, cache=True)
+                yield from below.walk(f"{path}/{name}".strip("/"))
+
+    def open_dataset(self, placement: Placement, **decoders: Any) -> xr.Dataset:
         """Decode the group of this store and put its data variables where their values should go."""
-        self._close_store_on_close = owns_store
         self._options = replace(placement.options, route="auto")
         with close_on_error(self):
             dataset = place(ZarrBackendEntrypoint().open_dataset("", store=self, **decoders), placement)
@@ -236,16 +235,42 @@ class _Store(ZarrStore):
         return variable
 
 
-def _zarr_store(filename_or_obj: Any) -> Any:
-    """Make a path absolute, as xarray does, and open what zarr-python does not open by itself."""
+def _open_store(
+    filename_or_obj: Any,
+    dropped: frozenset[Hashable],
+    *,
+    cache_members: bool,
+    group: str | None,
+    mode: Any,
+    storage_options: Mapping[str, Any] | None,
+    **kwargs: Any,
+) -> _Store:
+    """Open one group; `kwargs` are those of `ZarrStore.open_group`."""
+    from xgpuzarr.members import naming_bad_arrays
     from xgpuzarr.opening import as_store
 
-    return as_store(_normalize_path(filename_or_obj))
-
-
-def _check_mode(mode: str) -> None:
     if mode != "r":
         raise ValueError(f"engine 'gpuzarr' only reads: mode must be 'r', got {mode!r}; write with Dataset.to_zarr")
+    zarr_store = as_store(_normalize_path(filename_or_obj))
+    with naming_bad_arrays(zarr_store, group, storage_options):
+        store: _Store = _Store.open_group(
+            zarr_store, group=group, mode=mode, storage_options=storage_options, cache_members=False, **kwargs
+        )
+    store.set_close(zarr_store is not filename_or_obj)
+    store.find_members(dropped, cache=cache_members)
+    return store
+
+
+def _placed(stores: Mapping[str, _Store], placement: Placement, **decoders: Any) -> dict[str, xr.Dataset]:
+    """Open the groups of one store as datasets."""
+    datasets = {path: store.open_dataset(placement, **decoders) for path, store in stores.items()}
+    try:
+        placement.check_names({name for dataset in datasets.values() for name in dataset.variables})
+    except ValueError:
+        for dataset in datasets.values():
+            dataset.close()
+        raise
+    return datasets
 
 
 def _placement(
@@ -271,8 +296,3 @@ def _names(names: Iterable[Hashable] | None) -> frozenset[Hashable]:
 def _fill_value_as_mask(asked: bool | None, mask_and_scale: bool | Mapping[str, bool]) -> bool | None:
     """xarray's Zarr engine does not pass its parameter on; without masking that only decides how attributes look."""
     return asked if mask_and_scale else None
-
-
-def _relative(path: str, parent: str) -> str:
-    """Path of a group relative to its parent; "." for the parent itself."""
-    return path.removeprefix(parent).strip("/") or "."

@@ -114,3 +114,35 @@ def test_a_damaged_index_is_an_error_wherever_it_is(tmp_path: Path, shard: int, 
         xgpuzarr.open_array(tmp_path / "a", device="cuda")[:]
     assert str(caught.value).count("array ") == 1
     assert len(located) == 1 + (shard == 15)
+
+
+def test_reads_at_once_share_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from xgpuzarr import waves
+
+    values = _store(tmp_path / "a")
+    array = xgpuzarr.open_array(tmp_path / "a", device="cuda")
+    sizes: list[list[int]] = []
+    cut = waves.Waves._cut
+
+    def noting(self: Any, rows: Any, n_even: float, *, is_halved: bool) -> Any:
+        parts = cut(self, rows, n_even, is_halved=is_halved)
+        sizes[-1].append(max(map(len, parts)))
+        return parts
+
+    monkeypatch.setattr(waves.Waves, "_cut", noting)
+    monkeypatch.setattr("cupy.cuda.runtime.memGetInfo", lambda: (64_000, 64_000))
+
+    def largest_wave() -> int:
+        sizes.append([])
+        np.testing.assert_array_equal(array[:].get(), values)
+        return max(sizes[-1])
+
+    alone = largest_wave()
+    with waves.reading():
+        beside_one = largest_wave()
+        with waves.reading(), waves.reading():
+            beside_three = largest_wave()
+        assert largest_wave() == beside_three  # as many may be back at any time
+    assert largest_wave() == alone
+    assert beside_one == pytest.approx(alone / 2, abs=1)
+    assert beside_three == pytest.approx(alone / 4, abs=1)

@@ -24,7 +24,7 @@ from xgpuzarr.file_fetch import FileFetch
 from xgpuzarr.readers.host import LocalReader
 from xgpuzarr.readers.protocol import ObjectRead
 from xgpuzarr.remote_fetch import fetch_of_store
-from xgpuzarr.waves import N_IN_FLIGHT, Waves
+from xgpuzarr.waves import N_IN_FLIGHT, Waves, reading
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -84,6 +84,7 @@ class _DeviceRead:
     def run(self) -> None:
         began = time.perf_counter()
         with ExitStack() as stack:
+            stack.enter_context(reading())
             fetch = self._fetch_of()
             self.read_s += time.perf_counter() - began
             stack.callback(fetch.close)

@@ -60,7 +60,8 @@ class ReadOptions:
         Largest read made by joining byte ranges. Larger single chunks are still read whole.
     max_batch_bytes
         Device bytes one read may use beyond its result (encoded bytes, scratch, undelivered chunks).
-        None: a share of the device memory that is free when the read starts.
+        None: half of the device memory that is free when the read starts, or what part of it the reads leave that
+        other threads of the process make at the same time.
     target_block_bytes
         Decoded bytes that one dask block aims at, in whole chunks or shards. None: a 32nd of the GPU's memory, at least
         256 MiB and at most 4 GiB, for a read takes some milliseconds however small it is

@@ -7,7 +7,10 @@ while the bytes of the first are on their way.
 from __future__ import annotations
 
 import itertools
-from collections import deque
+import threading
+from collections import defaultdict, deque
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from xgpuzarr.execute import Source
     from xgpuzarr.plan.read_plan import ReadPlan
 
-__all__ = ["N_IN_FLIGHT", "Waves"]
+__all__ = ["N_IN_FLIGHT", "Waves", "reading"]
 
 N_IN_FLIGHT = 4
 """Waves in flight at most: one is read while others decode."""
@@ -63,7 +66,8 @@ MIN_WAVE_DECODED_NBYTES = 64 << 20
 """Waves of a small read are not cut below this: the launches of a wave take a fixed time."""
 
 FREE_MEMORY_SHARE = 0.5
-"""Share of the free device memory that a read without `max_batch_bytes` may use beyond its result."""
+"""Share of the free device memory that reads without `max_batch_bytes` may use beyond their results, all those together
+that are under way at once."""
 
 SCRATCH_FACTOR = {"zstd": 3.2, "nvcomp.zstd": 3.2, "blosc": 4.3}
 """Scratch of a decoder per decoded byte: what nvCOMP states for zstd, and the shuffled bytes of Blosc beside it."""
@@ -211,9 +215,43 @@ class Waves:
         budget = self._source.options.max_batch_bytes
         if budget is None:
             free, _ = cupy.cuda.runtime.memGetInfo()
-            budget = int(FREE_MEMORY_SHARE * (free + cupy.get_default_memory_pool().free_bytes()))
+            free += cupy.get_default_memory_pool().free_bytes()
+            budget = int(FREE_MEMORY_SHARE * free) // _n_at_once()
         # rounded up by a chunk, or the last few chunks would make one more wave
         even = int(inflight.sum() / n_even) + int(inflight.max(initial=1))
         most = min(budget // N_IN_FLIGHT, even)
         first = min(most, even // 2) if is_halved else most
         return [rows[part] for part in split_batches(inflight, max_batch_bytes=most, max_first_bytes=first)]
+
+
+@dataclass(slots=True)
+class _Reads:
+    """Reads of one device that are under way, and the most that were since there were none."""
+
+    n_now: int = 0
+    n_at_once: int = 1
+
+
+_reads: defaultdict[int, _Reads] = defaultdict(_Reads)
+_reads_lock = threading.Lock()
+
+
+def _n_at_once() -> int:
+    with _reads_lock:
+        return _reads[cupy.cuda.Device().id].n_at_once
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Count one read of the current device as under way, and so its share of the free memory."""
+    with _reads_lock:
+        reads = _reads[cupy.cuda.Device().id]
+        reads.n_now += 1
+        reads.n_at_once = max(reads.n_at_once, reads.n_now)
+    try:
+        yield
+    finally:
+        with _reads_lock:
+            reads.n_now -= 1
+            if not reads.n_now:
+                reads.n_at_once = 1

@@ -449,12 +449,16 @@ def write_zip(dataset: xr.Dataset, path: str) -> None:
             archive.write(file, file.relative_to(f"{path}.folder"))
 
 
-@pytest.mark.parametrize("kind", ["zip", "zip store", "path", "file url", "memory url", "mapper", "memory", "icechunk"])
+KINDS = ["zip", "zip store", "zip url", "path", "file url", "memory url", "cache url", "mapper", "memory", "icechunk"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_any_store_that_zarr_python_opens(kind: str, tmp_path: Path) -> None:
     path, source = str(tmp_path / "store"), example()
     if kind.startswith("zip"):
         write_zip(source, f"{path}.zip")
-        store: Any = f"{path}.zip" if kind == "zip" else ZipStore(f"{path}.zip", mode="r")
+        stores: dict[str, Any] = {"zip": f"{path}.zip", "zip url": f"zip::{path}.zip"}
+        store = stores[kind] if kind in stores else ZipStore(f"{path}.zip", mode="r")
     elif kind == "icechunk":
         icechunk = pytest.importorskip("icechunk")
         repository = icechunk.Repository.create(icechunk.in_memory_storage())
@@ -469,7 +473,8 @@ def test_any_store_that_zarr_python_opens(kind: str, tmp_path: Path) -> None:
         fsspec = pytest.importorskip("fsspec")
         url = {"memory url": f"memory://{path}", "file url": f"file://{path}"}.get(kind, path)
         source.to_zarr(url, encoding=ENCODING, consolidated=False)
-        store = fsspec.get_mapper(url) if kind == "mapper" else url
+        stores = {"mapper": fsspec.get_mapper(url), "cache url": f"simplecache::{path}"}
+        store = stores.get(kind, url)
     expected = xr.open_dataset(ZipStore(store, mode="r") if kind == "zip" else store, engine="zarr", consolidated=False)
     with open_here(store, consolidated=False) as opened:
         xr.testing.assert_identical(opened, expected)

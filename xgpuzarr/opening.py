@@ -48,6 +48,9 @@ _INSTALL = {
 }
 """Codecs that numcodecs has only with one more package."""
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
+"""How URLs begin. With two colons come fsspec's chains: "simplecache::/data/store.zarr"."""
+
 
 def open_zarr_array(
     store: StoreLike,
@@ -166,7 +169,7 @@ def reader_for(array: zarr.Array[Any], options: ReadOptions) -> Reader:
 
 def as_store(store: StoreLike) -> Any:
     """Give zarr-python what it does not open by itself: `.zip` files."""
-    if isinstance(store, (str, os.PathLike)) and "://" not in os.fspath(store):
+    if isinstance(store, (str, os.PathLike)) and not _URL.match(os.fspath(store)):
         file = Path(store)
         if file.is_file():
             if zipfile.is_zipfile(file):

@@ -15,7 +15,6 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import xarray as xr
 from xarray.backends.common import BackendEntrypoint, _normalize_path, datatree_from_dict_with_io_cleanup
 from xarray.backends.zarr import ZarrBackendEntrypoint, ZarrStore
 from xarray.core import indexing
@@ -29,6 +28,8 @@ from xgpuzarr.system import block_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping
+
+    import xarray as xr
 
     from xgpuzarr.options import Device, ReadOptions
 

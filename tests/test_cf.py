@@ -12,7 +12,7 @@ import xarray as xr
 import zarr
 from zarr.storage import MemoryStore
 
-from tests.fake_device import fake_device  # noqa: F401  # a fixture
+from tests.fake_device import device_array, fake_device  # noqa: F401  # fixtures
 from tests.host_device import host_device, host_device_session  # noqa: F401  # fixtures
 from xgpuzarr import cf
 
@@ -249,6 +249,8 @@ def test_subnormal_float32_is_no_zero_on_the_device(xp: Any, steps: list[cf.Step
         (I2, cf.Scale(F8, "0.1", None), "'0.1' does not scale values of dtype float64"),
         (np.dtype("c8"), cf.Scale(np.dtype("c8"), 2.0, None), "complex values are scaled on the host"),
         (F4, cf.Scale(np.dtype("i8"), 2, None), "converting float32 to int64 is not the same on every machine"),
+        (np.dtype("U3"), cf.Scale(np.dtype("U3"), 2, None), "the device has no <U3 dtype"),
+        (np.dtypes.StringDType(), cf.Scale(np.dtypes.StringDType(), 2.0, 1), "the device has no StringDType() dtype"),
         (I2, cf.Cast(np.dtype("u2")), ""),
         (F4, cf.Cast(np.dtype(bool)), ""),
         (np.dtype("M8[s]"), cf.Cast(np.dtype("i8")), "the device has no datetime64[s] dtype"),
@@ -282,3 +284,56 @@ def test_float32_takes_what_it_holds_exactly(stored: str) -> None:
 def test_float32_leaves_what_it_would_round(stored: str) -> None:
     steps = (cf.Mask(F8, (1,), np.nan), cf.Scale(F8, 0.1, None))
     assert cf.in_float32(np.dtype(stored), steps) is steps
+
+
+@pytest.mark.parametrize(
+    ("stored", "factor", "offset"),
+    [
+        ("u1", 1e39, None),
+        ("u1", 1e37, None),
+        ("i2", None, -1e39),
+        ("i2", 1e34, 3e38),
+        ("u1", 1e-39, None),
+        ("u1", None, 1e-39),
+        ("f2", 1e34, None),
+        ("f4", 1.5, None),
+        ("i2", float("inf"), None),
+    ],
+)
+def test_float32_leaves_what_may_be_outside_its_range(stored: str, factor: float | None, offset: float | None) -> None:
+    steps = (cf.Mask(F8, (np.float64(1e300),), np.nan), cf.Scale(F8, factor, offset))
+    assert cf.in_float32(np.dtype(stored), steps) is steps
+
+
+@pytest.mark.parametrize(
+    ("stored", "factor", "offset"),
+    [("u1", 1e36, None), ("i2", -1e33, 2e38), ("u1", 1e-37, 0.0), ("f2", 1e33, -1e30), ("f4", -1, 273.15)],
+)
+def test_float32_takes_what_stays_inside_its_range(stored: str, factor: float | None, offset: float | None) -> None:
+    (step,) = cf.in_float32(np.dtype(stored), (cf.Scale(F8, factor, offset),))
+    limits = np.iinfo(stored) if np.dtype(stored).kind in "iu" else np.finfo(stored)
+    with np.errstate(all="raise"):
+        ends = step.apply(np.array([limits.min, 0, limits.max], stored))
+    assert ends.dtype == F4
+    assert np.isfinite(ends).all()
+    expected = cf.Scale(F8, factor, offset).apply(np.array([limits.min, 0, limits.max], stored))
+    np.testing.assert_allclose(ends, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.usefixtures("device_array")
+def test_strings_that_claim_to_be_scaled_keep_no_other_variable_from_opening(device: str) -> None:
+    store = MemoryStore()
+    group = zarr.create_group(store)
+    group.create_array(
+        "label",
+        data=np.array(["a", "b"]),
+        attributes={"scale_factor": 2, "missing_value": float("nan")},
+        dimension_names=["x"],
+    )
+    group.create_array("number", shape=(2,), dtype="f4", fill_value=1, dimension_names=["x"])
+    expected = xr.open_dataset(store, engine="zarr", consolidated=False)
+    actual = xr.open_dataset(store, engine="gpuzarr", device=device, consolidated=False)
+    assert {name: v.dtype for name, v in actual.items()} == {name: v.dtype for name, v in expected.items()}
+    assert read(actual.number.variable).tolist() == [1.0, 1.0]
+    assert_bits(read(actual.label.variable), read(expected.label.variable), "label")

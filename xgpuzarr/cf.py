@@ -109,14 +109,14 @@ class Scale:
 
     def host_reason(self, dtype: np.dtype[Any]) -> str:
         """Why values of `dtype` must take this step on the host; "" if they need not."""
+        if reason := _cast_reason(dtype, self.dtype):  # of strings, NumPy cannot even say what they and a number give
+            return reason
         for value in (self.factor, self.offset):
             if value is None:
                 continue
             if np.asarray(value).dtype.kind not in "iuf" or np.result_type(self.dtype, value) != self.dtype:
                 return f"{value!r} does not scale values of dtype {self.dtype}"
-        if self.dtype.kind == "c":
-            return "complex values are scaled on the host"
-        return _cast_reason(dtype, self.dtype)
+        return "complex values are scaled on the host" if self.dtype.kind == "c" else ""
 
 
 Step = Cast | Mask | Scale
@@ -189,11 +189,27 @@ def in_float32(dtype: np.dtype[Any], steps: tuple[Step, ...]) -> tuple[Step, ...
     Returns
     -------
     tuple of Step
-        The steps as they are for other stored values: of a 32 bit integer, more would equal a rounded fill value.
+        The steps as they are for other stored values, of which more would equal a rounded fill value (32 bit integers,
+        for one), and where a factor, an offset or a result may lie outside the range in which float32 keeps 24 bits.
     """
-    if not (dtype.kind in "iu" and dtype.itemsize <= 2) and not (dtype.kind == "f" and dtype.itemsize <= 4):
+    if dtype.kind in "iu" and dtype.itemsize <= 2:
+        largest = 2.0 ** (8 * dtype.itemsize)
+    elif dtype.kind == "f" and dtype.itemsize <= 4:
+        largest = float(np.finfo(dtype).max)
+    else:
         return steps
+    limits = np.finfo(np.float32)
+    for step in steps:
+        if isinstance(step, Scale):
+            factor, offset = (abs(float(value)) for value in (_or(step.factor, 1), _or(step.offset, 0)))
+            largest = largest * factor + offset
+            if largest > limits.max or 0 < factor < limits.tiny or 0 < offset < limits.tiny:
+                return steps
     return tuple(replace(step, dtype=np.dtype(np.float32)) if step.dtype == np.float64 else step for step in steps)
+
+
+def _or(value: Any, default: float) -> Any:
+    return default if value is None else value
 
 
 def _cast_reason(source: np.dtype[Any], target: np.dtype[Any]) -> str:

@@ -92,7 +92,8 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             Names of data variables that stay on the host.
         cf_float
             "float32": decode 8 and 16 bit integers, float16 and float32 with scale, offset or fill value in float32,
-            where xarray's rule would give float64. Half the memory; the last digits differ.
+            where xarray's rule would give float64. Half the memory; the last digits differ. Variables that float32's
+            range may be too small for stay float64.
         options
             How to read; never changes a result.
 

@@ -73,9 +73,10 @@ def test_routes(store: str, chunks: Any) -> None:
     assert routes["packed"].block_nbytes == n_times * 3 * 8
     assert routes["lat"].reason == "index"
     assert routes["lat"].device == "cpu"
-    if chunks is None:
-        assert routes["height"].reason == "coordinate"
-        assert routes["label"].reason.startswith("CuPy has no")
+    assert routes["height"].reason == "coordinate"
+    assert "blosc" in routes["height"].codec_chain
+    assert routes["height"].chunk_nbytes == 3 * 5 * 8
+    assert routes["label"].reason.startswith("CuPy has no")
 
 
 def test_routes_of_what_was_read_or_computed(store: str) -> None:
@@ -86,6 +87,18 @@ def test_routes_of_what_was_read_or_computed(store: str) -> None:
     assert (routes["t"].device, routes["t"].route, routes["t"].reason) == ("cuda", "", "")
     assert (routes["mean"].device, routes["mean"].chunk_nbytes) == ("cuda", None)
     assert (routes["plain"].device, routes["plain"].reason) == ("cpu", "in memory or computed")
+
+
+def test_routes_of_host_blocks_that_were_computed_with(store: str) -> None:
+    for device in ("cuda", "cpu"):
+        dataset = open_on(device, store, chunks={})
+        dataset["twice"] = 2 * dataset.height
+        dataset["less"] = dataset.height.copy()
+        dataset["less"][0] = 0.0
+        routes = {route.variable: route for route in dataset.gpuzarr.routes}
+        assert "blosc" in routes["height"].codec_chain
+        for name in ("twice", "less"):
+            assert (routes[name].codec_chain, routes[name].reason) == ("", "in memory or computed")
 
 
 def test_routes_print_as_a_table(store: str) -> None:

@@ -181,7 +181,14 @@ class _CopyOnWriteDeviceArray(indexing.CopyOnWriteArray):
 
 
 def stored_array(data: Any) -> GpuZarrBackendArray | None:
-    """Find the stored array below the lazy data of a variable; None for data that is in memory or computed."""
+    """Find the stored array below the lazy data of a variable, or below its dask blocks where xarray reads those.
+
+    None for data that is in memory or computed.
+    """
+    if hasattr(data, "__dask_graph__"):
+        # dask keeps what blocks are cut from under their array's name; calculated and assigned blocks have other names
+        original = f"original-{data.name}"
+        data = getattr(data.dask.layers.get(original, {}).get(original), "array", None)
     while isinstance(data, indexing.ExplicitlyIndexed) and not isinstance(data, GpuZarrBackendArray):
         data = getattr(data, "array", None)
     return data if isinstance(data, GpuZarrBackendArray) else None

@@ -139,10 +139,8 @@ def _placed(name: Hashable, variable: xr.Variable, rule: str, device: str, place
         )
         kind = DeviceVariable if placed.device == "cuda" else xr.Variable if placed.layout is None else BlockVariable
         variable = kind(variable.dims, indexing.LazilyIndexedArray(placed), variable.attrs, variable.encoding)
-    elif device == "cuda":
-        stored = stored_array(variable._data)  # noqa: SLF001
-        if stored is not None:
-            stored.host_reason = rule
+    elif device == "cuda" and (stored := stored_array(variable._data)) is not None:  # noqa: SLF001
+        stored.host_reason = rule
     if rule and device == "cuda" and name in placement.device_variables:
         raise UnsupportedError(f"variable {name!r} cannot be on the device: {rule}; take it out of device_variables")
     return variable

@@ -183,6 +183,20 @@ def test_groups_and_trees(tmp_path: Path) -> None:
         assert_same(open_here(path, group=group), xr.open_dataset(path, engine="zarr", group=group))
 
 
+@pytest.mark.parametrize("chunks", [None, {}])
+@pytest.mark.parametrize("stored", [">M8[s]", ">m8[ms]", "<M8[ns]"])
+def test_times_are_in_native_byte_order_as_they_say(stored: str, chunks: Any) -> None:
+    store = MemoryStore()
+    array = zarr.create_group(store, zarr_format=2).create_array(
+        "when", shape=(3,), dtype=stored, attributes={"_ARRAY_DIMENSIONS": ["x"]}
+    )
+    array[:] = np.array([1, 2, 3]).astype(stored)
+    opened = open_here(store, consolidated=False, chunks=chunks)
+    expected = xr.open_dataset(store, engine="zarr", consolidated=False, chunks=chunks)
+    assert opened.when.dtype == opened.when.to_numpy().dtype == np.dtype(stored).newbyteorder("=")
+    xr.testing.assert_identical(opened, expected)
+
+
 @pytest.mark.usefixtures("device_array")
 def test_names_of_variables_need_not_be_in_every_group(tmp_path: Path) -> None:
     path = str(tmp_path / "tree.zarr")

@@ -230,9 +230,9 @@ class _Store(ZarrStore):
         zarr_array = ZarrArray(
             lazy.array.get_array(), device="cpu", options=self._options, is_consolidated=is_consolidated
         )
-        array = GpuZarrBackendArray(
-            zarr_array, dtype=variable.dtype, target_block_bytes=block_bytes(self._options, "cpu")
-        )
+        # Values come in native byte order. xarray notes the stored one of numbers, and leaves that of times as it is.
+        dtype = variable.dtype.newbyteorder("=") if variable.dtype.kind in "mM" else variable.dtype
+        array = GpuZarrBackendArray(zarr_array, dtype=dtype, target_block_bytes=block_bytes(self._options, "cpu"))
         variable.data = indexing.LazilyIndexedArray(array)
         return variable
 

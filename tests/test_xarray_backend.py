@@ -394,6 +394,26 @@ def test_a_group_that_is_not_there(store: str) -> None:
         open_here(store, group="nowhere")
 
 
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("opener", [xr.open_dataset, xr.open_datatree])
+def test_stores_without_consolidated_metadata_have_the_users_line_warned(
+    zarr_format: Any, opener: Any, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "tree.zarr")
+    xr.DataTree.from_dict({"/": example(), "/a/b": example()}).to_zarr(
+        path, zarr_format=zarr_format, consolidated=False
+    )
+    for group in (None, "/a", "a/b"):
+        with pytest.warns(RuntimeWarning, match="Failed to open Zarr store with consolidated metadata") as warned:
+            opened = opener(path, engine=ENGINE, device="cpu", group=group)
+        assert [warning.filename for warning in warned] == [__file__]
+        xr.testing.assert_identical(opened, opener(path, engine="zarr", group=group, consolidated=False))
+    with pytest.warns(RuntimeWarning), pytest.raises(KeyError, match="nowhere"):
+        opener(path, engine=ENGINE, device="cpu", group="nowhere")
+    with pytest.raises(ValueError, match=r"Consolidated metadata requested|\.zmetadata"):
+        opener(path, engine=ENGINE, device="cpu", consolidated=True)
+
+
 @pytest.mark.usefixtures("device_array")
 def test_route_device_is_for_data_variables(store: str) -> None:
     with pytest.raises(UnsupportedError, match="route='device' was asked for"):

@@ -11,8 +11,10 @@ xarray imports this module in every process that lists its engines: zarr, dask a
 
 from __future__ import annotations
 
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from xarray.backends.common import BackendEntrypoint, _normalize_path, datatree_from_dict_with_io_cleanup
@@ -25,9 +27,10 @@ from xgpuzarr.backend_array import GpuZarrBackendArray
 from xgpuzarr.options import checked_options
 from xgpuzarr.placement import Placement, place
 from xgpuzarr.system import block_bytes
+from xgpuzarr.warning import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
     import xarray as xr
 
@@ -255,11 +258,28 @@ def _open_store(
         raise ValueError(f"engine 'gpuzarr' only reads: mode must be 'r', got {mode!r}; write with Dataset.to_zarr")
     zarr_store = as_store(_normalize_path(filename_or_obj))
     with naming_bad_arrays(zarr_store, group, storage_options):
-        store: _Store = _Store.open_group(
-            zarr_store, group=group, mode=mode, storage_options=storage_options, cache_members=False, **kwargs
-        )
+        store = _open_group(zarr_store, group, mode=mode, storage_options=storage_options, **kwargs)
     store.set_close(zarr_store is not filename_or_obj)
     store.find_members(dropped, cache=cache_members)
+    return store
+
+
+def _open_group(zarr_store: Any, group: str | None, *, consolidated: bool | None, **kwargs: Any) -> _Store:
+    """Open a group as `ZarrStore.open_group` does, whose warning would not point to the user's line but to this one."""
+    open_group: Callable[..., _Store] = partial(_Store.open_group, zarr_store, cache_members=False, **kwargs)
+    if consolidated is not None or not getattr(zarr_store, "supports_consolidated_metadata", True):
+        return open_group(group=group, consolidated=consolidated)
+    with suppress(ValueError):
+        return open_group(group=group, consolidated=True)
+    store = open_group(consolidated=False)
+    warn(
+        "Failed to open Zarr store with consolidated metadata, but its groups and arrays have their own, of which "
+        "each takes a request. Run zarr.consolidate_metadata() on the store, or pass consolidated=False if it is to "
+        "stay as it is, or consolidated=True to get an error",
+        RuntimeWarning,
+    )
+    if names := (group or "").strip("/"):
+        store.zarr_group = store.zarr_group[names]
     return store
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,7 +61,8 @@ def test_a_bad_array_is_named_and_can_be_left_out(store: Path, how: str, error: 
     damage(store, how)
     with pytest.raises(error, match=message) as caught:
         xr.open_dataset(store, group="a", **OPEN)
-    assert caught.value.__notes__[0] == "to open the rest, pass drop_variables=['bad'] or ask for another group"
+    way_out = "pass drop_variables=['bad'] and consolidated=False, or ask for another group"
+    assert caught.value.__notes__[0] == f"to open the rest, {way_out}"
     with pytest.raises(error, match=message):
         xr.open_datatree(store, **OPEN)
     opened = xr.open_dataset(store, group="a", drop_variables="bad", **OPEN)
@@ -70,6 +73,21 @@ def test_a_bad_array_is_named_and_can_be_left_out(store: Path, how: str, error: 
         tree = xr.open_datatree(store, group=group, drop_variables=(name for name in ["bad"]), **OPEN)
         assert [list(node.variables) for node in tree.subtree] == [["good"]] * len(tree.groups)
     assert set(xr.open_groups(store, drop_variables="bad", **OPEN)) == {"/", "/a"}
+
+
+def test_a_bad_array_in_consolidated_metadata_can_be_left_out_too(store: Path) -> None:
+    with warnings.catch_warnings(action="ignore"):
+        zarr.consolidate_metadata(store)
+    damage(store, "dtype")
+    file = next(f for f in (store / ".zmetadata", store / "zarr.json") if f.exists())
+    file.write_text(re.sub(r'"(<i8|int64)"', '"float7"', file.read_text()))
+    for kwargs in ({"consolidated": False}, {}):
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+            tree = xr.open_datatree(store, drop_variables="bad", **{**OPEN, "consolidated": None, **kwargs})
+        assert list(tree["a"].variables) == ["good"]
+    with pytest.raises(UnsupportedError, match="array 'a/bad'") as caught:
+        xr.open_datatree(store, drop_variables="bad", **{**OPEN, "consolidated": True})
+    assert "consolidated=False" in caught.value.__notes__[0]
 
 
 def test_members_are_what_zarr_python_lists(store: Path) -> None:

@@ -70,7 +70,8 @@ def _raise_named(group: zarr.Group, name: str) -> None:
     try:
         open_zarr_array(group.store, path=path)
     except XGpuZarrError as error:
-        error.add_note(f"to open the rest, pass drop_variables=[{name!r}] or ask for another group")
+        way_out = f"pass drop_variables=[{name!r}] and consolidated=False, or ask for another group"
+        error.add_note(f"to open the rest, {way_out}")
         raise
 
 

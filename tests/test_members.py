@@ -90,6 +90,15 @@ def test_a_bad_array_in_consolidated_metadata_can_be_left_out_too(store: Path) -
     assert "consolidated=False" in caught.value.__notes__[0]
 
 
+def test_an_array_longer_than_xarray_can_index_is_named_and_can_be_left_out(tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path)
+    group.create_array("good", shape=(2,), dtype="f4", dimension_names=["x"])
+    group.create_array("a", shape=(2**63,), chunks=(8,), dtype="f4", dimension_names=["y"])
+    with pytest.raises(UnsupportedError, match=r"array 'a' has shape \(9223372036854775808,\).*drop_variables=\['a'\]"):
+        xr.open_dataset(tmp_path, **OPEN)
+    assert list(xr.open_dataset(tmp_path, drop_variables="a", **OPEN)) == ["good"]
+
+
 def test_members_are_what_zarr_python_lists(store: Path) -> None:
     group = zarr.open_group(store, mode="r", use_consolidated=False)
     for each in (group, group["a"]):

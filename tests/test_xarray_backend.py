@@ -161,9 +161,11 @@ def test_scalars_of_fill_value_are_masked_by_zarr_format(tmp_path: Path) -> None
         group.create_array("v", data=np.arange(3, dtype="i2"), fill_value=1, attributes=attributes, **names)
         for asked in (None, True, False):
             masked = zarr_format == 2 if asked is None else asked
-            opened = open_here(path, consolidated=False, use_zarr_fill_value_as_mask=asked)
-            np.testing.assert_array_equal(opened.v, [0, np.nan if masked else 1, 2])
-            assert opened.v.dtype == (np.float32 if masked else np.int16)
+            for mask_and_scale in (True, {}, {"v": True}, {"another": False}):
+                kwargs = {"use_zarr_fill_value_as_mask": asked, "mask_and_scale": mask_and_scale}
+                opened = open_here(path, consolidated=False, **kwargs)
+                np.testing.assert_array_equal(opened.v, [0, np.nan if masked else 1, 2])
+                assert opened.v.dtype == (np.float32 if masked else np.int16)
 
 
 def test_groups_and_trees(tmp_path: Path) -> None:

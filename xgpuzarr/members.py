@@ -6,6 +6,7 @@ after that has failed, so that an array with bad metadata has a name, and can be
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,13 @@ import zarr
 from zarr.core.sync import sync
 from zarr.errors import NodeNotFoundError
 
-from xgpuzarr.errors import XGpuZarrError
+from xgpuzarr.errors import UnsupportedError, XGpuZarrError
 from xgpuzarr.opening import open_zarr_array
 
 if TYPE_CHECKING:
     from collections.abc import Container, Hashable, Iterator, Mapping
 
-__all__ = ["naming_bad_arrays", "openable_members"]
+__all__ = ["naming_bad_arrays", "openable_members", "without_endless"]
 
 METADATA_ERRORS = (ValueError, TypeError, KeyError, ImportError, OverflowError)
 """What zarr-python raises for metadata that it cannot take; most of its own errors are ValueErrors."""
@@ -43,6 +44,24 @@ def openable_members(group: zarr.Group, dropped: Container[Hashable]) -> dict[st
                 _raise_named(group, name)
                 raise
     return members
+
+
+def without_endless(members: Mapping[str, Any], dropped: Container[Hashable]) -> dict[str, Any]:
+    """Leave out those of `dropped` that are longer than Python's and xarray's indexes reach.
+
+    Raises
+    ------
+    UnsupportedError
+        Another array is: its name, and the ways out.
+    """
+    endless = [name for name, member in members.items() if max(getattr(member, "shape", ()), default=0) > sys.maxsize]
+    for name in endless:
+        if name not in dropped:
+            raise UnsupportedError(
+                f"array {members[name].path!r} has shape {members[name].shape}, and xarray indexes no axis longer than "
+                f"{sys.maxsize}; pass drop_variables=[{name!r}], or open it with xgpuzarr.open_array"
+            )
+    return {name: member for name, member in members.items() if name not in endless}
 
 
 @contextmanager

@@ -198,12 +198,13 @@ class _Store(ZarrStore):
             self._members = self._fetch_members()
 
     def _fetch_members(self) -> dict[str, Any]:
-        from xgpuzarr.members import METADATA_ERRORS, openable_members
+        from xgpuzarr.members import METADATA_ERRORS, openable_members, without_endless
 
         try:
-            return super()._fetch_members()
+            members: dict[str, Any] = super()._fetch_members()
         except METADATA_ERRORS:
-            return openable_members(self.zarr_group, self._dropped)
+            members = openable_members(self.zarr_group, self._dropped)
+        return without_endless(members, self._dropped)
 
     def walk(self, path: str = "") -> Iterator[tuple[str, _Store]]:
         """Yield the group of this store, whose path is given, and all groups below it, parents first."""
@@ -317,4 +318,4 @@ def _names(names: Iterable[Hashable] | None) -> frozenset[Hashable]:
 
 def _fill_value_as_mask(asked: bool | None, mask_and_scale: bool | Mapping[str, bool]) -> bool | None:
     """xarray's Zarr engine does not pass its parameter on; without masking that only decides how attributes look."""
-    return asked if mask_and_scale else None
+    return asked if mask_and_scale or mask_and_scale == {} else None

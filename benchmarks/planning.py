@@ -68,7 +68,7 @@ def cases() -> dict[str, Callable[[], object]]:
     def every_column(array: ArrayLayout) -> None:
         plan = plan_read(array, parse_numpy(..., SHAPE))
         plan.slice_columns(slice(None))
-        plan.slab_offset(slice(None))
+        plan.straight_offset(slice(None))
 
     def every_key(array: ArrayLayout) -> None:
         plan = plan_read(array, parse_numpy(..., SHAPE))

@@ -70,21 +70,21 @@ class DeviceOutput:
         return dtype.itemsize // (2 if dtype.kind == "c" else 1)
 
     @cached_property
-    def decoded_slab(self) -> NDArray[np.int64]:
+    def decoded_straight_offset(self) -> NDArray[np.int64]:
         """For each plan row the byte of the output at which its decoded chunk lies as it is; -1 for the others."""
         layout = self.plan.layout
         in_order = layout.codec_chain.axes(layout.ndim) == tuple(range(layout.ndim))
         if self.word_nbytes != 1 or not in_order:
             return np.full(self.plan.n_chunks, -1, np.int64)
-        offset = self.plan.slab_offset(slice(None))
+        offset = self.plan.straight_offset(slice(None))
         return np.where(offset >= 0, offset * layout.dtype.itemsize, -1)
 
     @cached_property
-    def slab(self) -> NDArray[np.int64]:
-        """As `decoded_slab`, for chunks that have only been decompressed: -1 where filters are still to be undone."""
+    def straight_offset(self) -> NDArray[np.int64]:
+        """As `decoded_straight_offset`, for chunks only decompressed: -1 where filters are still to be undone."""
         if self.plan.layout.codec_chain.filters:
             return np.full(self.plan.n_chunks, -1, np.int64)
-        return self.decoded_slab
+        return self.decoded_straight_offset
 
     def place(self, batch: cupy.ndarray, rows: NDArray[np.int64], chunk_offset: NDArray[np.int64]) -> None:
         """Copy the regions of decoded chunks to the output, on the current stream.

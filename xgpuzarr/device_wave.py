@@ -83,7 +83,11 @@ class Wave:
     """
 
     def __init__(self, fetched: Fetched, output: DeviceOutput, stream: cupy.cuda.Stream) -> None:
-        self.fetched, self.output, self.stream = fetched.ordered(output.slab[fetched.rows] < 0), output, stream
+        self.fetched, self.output, self.stream = (
+            fetched.ordered(output.straight_offset[fetched.rows] < 0),
+            output,
+            stream,
+        )
         self.plan: ReadPlan = output.plan
         self.chain = self.plan.layout.codec_chain
         self.n_host_chunks = 0
@@ -91,8 +95,8 @@ class Wave:
         # where the bytes lie without the checksums around them
         self.at, self.nbytes = self.fetched.at, self.fetched.nbytes
         # chunks that are one piece of the output are decoded there, the others in scratch
-        self.slab_at = output.slab[self.fetched.rows]
-        self.n_direct = int(np.count_nonzero(self.slab_at >= 0))
+        self.straight_at = output.straight_offset[self.fetched.rows]
+        self.n_direct = int(np.count_nonzero(self.straight_at >= 0))
         self._frames: FrameBatch | None = None
         self._flags: list[cupy.ndarray] = []
 
@@ -181,7 +185,7 @@ class Wave:
         for index in np.flatnonzero(skip.get())[:1].tolist() if skip is not None else ():
             raise self._corrupt(index, self.problem_on_host(self._encoded(index)))
         n, nbytes = len(self.at), self.chain.unfiltered_nbytes
-        out, at = self.output.memory, self.slab_at
+        out, at = self.output.memory, self.straight_at
         if self.n_direct < n:
             self.n_direct = 0
             out, at = cupy.empty(n * nbytes, np.uint8), np.arange(n, dtype=np.int64) * nbytes
@@ -211,7 +215,7 @@ class Wave:
             self.n_direct = 0  # there is no room behind a chunk in the output
         stride = -(-self._frames.room_nbytes // 16) * 16 + GUARD_NBYTES
         n_in_scratch = len(self.at) - self.n_direct
-        at = np.r_[self.slab_at[: self.n_direct], np.arange(n_in_scratch, dtype=np.int64) * stride]
+        at = np.r_[self.straight_at[: self.n_direct], np.arange(n_in_scratch, dtype=np.int64) * stride]
         scratch = cupy.empty(n_in_scratch * stride, np.uint8)
         self._frames.decode(Places(self.output.memory, scratch, self.n_direct, at), skip)
         return scratch, at
@@ -255,7 +259,7 @@ class Wave:
             decoded = np.empty((len(part), nbytes), np.uint8)
             self._decode_into(part, decoded)
             n_direct = int(np.count_nonzero(part < self.n_direct))
-            for number, at in enumerate(self.slab_at[part[:n_direct]].tolist()):
+            for number, at in enumerate(self.straight_at[part[:n_direct]].tolist()):
                 self.output.memory[at : at + nbytes].set(decoded[number])
             if n_direct < len(part):
                 batch = cupy.asarray(decoded[n_direct:]).reshape(-1)

@@ -74,7 +74,7 @@ class _DeviceRead:
 
     def __init__(self, plan: ReadPlan, source: Source, output: DeviceOutput) -> None:
         self.plan, self.source, self.output = plan, source, output
-        self.waves = Waves(plan, source, output.slab)
+        self.waves = Waves(plan, source, output.straight_offset)
         self.streams = _streams(cupy.cuda.Device().id)
         self.in_flight: deque[Wave] = deque()
         self.n_started = 0

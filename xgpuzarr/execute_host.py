@@ -87,7 +87,7 @@ class _HostRead(HostTasks):
         self.stored_shape = tuple(layout.chunk_shape[axis] for axis in axes)
         self.to_array_axes = tuple(int(i) for i in np.argsort(axes))
         as_stored = self.chain.stored_dtype == layout.dtype and axes == tuple(range(layout.ndim))
-        self.slab = plan.slab_offset(slice(None)) if as_stored else np.full(plan.n_chunks, -1, np.int64)
+        self.straight_offset = plan.straight_offset(slice(None)) if as_stored else np.full(plan.n_chunks, -1, np.int64)
         self.flat = out.reshape(-1).view(np.uint8) if as_stored else None
         self.thread = threading.local()
         self.slices = _slices(plan)
@@ -98,9 +98,9 @@ class _HostRead(HostTasks):
         if not self.chain.is_plain or not isinstance(reader, LocalReader):
             super().objects(rows)
             return
-        straight = rows[self.slab[rows] >= 0]
+        straight = rows[self.straight_offset[rows] >= 0]
         for row, key in zip(straight.tolist(), self.plan.keys(self.plan.object_row[straight]), strict=True):
-            place = self._slab(row)
+            place = self._target(row)
             try:
                 object_nbytes = reader.read_into(key, memoryview(place))
             except (ChunkReadError, CorruptChunkError) as error:
@@ -111,7 +111,7 @@ class _HostRead(HostTasks):
             if object_nbytes != place.nbytes:
                 raise self.corrupt(row, f"object has {object_nbytes} bytes, the chunk shape needs {place.nbytes}")
             self.encoded_nbytes.append(object_nbytes)
-        super().objects(rows[self.slab[rows] < 0])
+        super().objects(rows[self.straight_offset[rows] < 0])
 
     def place(self, row: int, encoded: memoryview, offset: int | None = None) -> None:
         """Decode one chunk and copy what is wanted of it to the output."""
@@ -121,8 +121,8 @@ class _HostRead(HostTasks):
                 chunk = self.source.chunk_decoder.decode_array(encoded)
             except ValueError as error:
                 raise self.corrupt(row, str(error), offset, len(encoded)) from error
-        elif self.slab[row] >= 0:
-            self.decode(row, encoded, self._slab(row), offset)
+        elif self.straight_offset[row] >= 0:
+            self.decode(row, encoded, self._target(row), offset)
             return
         else:
             scratch, chunk = self._scratch()
@@ -143,10 +143,10 @@ class _HostRead(HostTasks):
         scratch_and_chunk: tuple[NDArray[np.uint8], NDArray[Any]] = self.thread.scratch
         return scratch_and_chunk
 
-    def _slab(self, row: int) -> NDArray[np.uint8]:
+    def _target(self, row: int) -> NDArray[np.uint8]:
         """The bytes of the output that are exactly this chunk."""
-        assert self.flat is not None  # slab offsets exist only with it
-        start = int(self.slab[row]) * self.out.itemsize
+        assert self.flat is not None  # such offsets exist only with it
+        start = int(self.straight_offset[row]) * self.out.itemsize
         return self.flat[start : start + self.plan.layout.chunk_nbytes]
 
     def fill(self, row: int) -> None:

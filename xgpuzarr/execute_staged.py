@@ -59,7 +59,7 @@ class _StagedRead(HostTasks):
         self.output = output
         self.device, self.stream = cupy.cuda.Device(), cupy.cuda.get_current_stream()
         self.pool = _pinned_pool(source.options.threads + 2)
-        self.slab = output.decoded_slab
+        self.straight_offset = output.decoded_straight_offset
         self.scratch = cupy.empty(0, np.uint8)
         self.scratch_at = np.zeros(plan.n_chunks, np.int64)
         self.missing: list[int] = []
@@ -69,7 +69,7 @@ class _StagedRead(HostTasks):
         """Read everything; on return the stream has passed."""
         began = time.perf_counter()
         nbytes = self.plan.layout.chunk_nbytes
-        straight, others = np.flatnonzero(self.slab >= 0), np.flatnonzero(self.slab < 0)
+        straight, others = np.flatnonzero(self.straight_offset >= 0), np.flatnonzero(self.straight_offset < 0)
         try:
             self.run(straight)
             n_at_once = max(1, SCRATCH_NBYTES // nbytes)
@@ -92,9 +92,9 @@ class _StagedRead(HostTasks):
         """Decode one chunk and send it on."""
         self.encoded_nbytes.append(len(encoded))
         nbytes = self.plan.layout.chunk_nbytes
-        straight = self.slab[row] >= 0
+        straight = self.straight_offset[row] >= 0
         target = self.output.memory if straight else self.scratch
-        at = int(self.slab[row] if straight else self.scratch_at[row])
+        at = int(self.straight_offset[row] if straight else self.scratch_at[row])
         with self.device:
             if nbytes > self.pool.buffer_nbytes:
                 chunk = np.empty(nbytes, np.uint8)

@@ -76,7 +76,7 @@ class FileFetch(AheadFetch[WaveRead]):
                 object_row=object_row,
                 offset=ranges.offset[rows],
                 nbytes=ranges.nbytes[rows],
-                slab_offset=output.slab[rows],
+                slab_offset=output.straight_offset[rows],
                 after=output.ready,
             )
             none = rows[:0]
@@ -110,7 +110,7 @@ class FileFetch(AheadFetch[WaveRead]):
         layout = self.output.plan.layout
         return (
             layout.codec_chain.compressor is None
-            and bool((self.output.slab[rows] >= 0).all())
+            and bool((self.output.straight_offset[rows] >= 0).all())
             and bool((self.ranges.nbytes[rows] == layout.chunk_nbytes).all())
         )
 

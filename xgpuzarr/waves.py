@@ -88,7 +88,7 @@ class Waves:
         The read.
     source
         From where.
-    slab
+    straight_offset
         For each plan row the byte of the output at which its chunk is decoded; -1 for chunks decoded elsewhere.
 
     Attributes
@@ -102,8 +102,8 @@ class Waves:
         Whether the store is a local folder.
     """
 
-    def __init__(self, plan: ReadPlan, source: Source, slab: NDArray[np.int64]) -> None:
-        self._plan, self._source, self._slab = plan, source, slab
+    def __init__(self, plan: ReadPlan, source: Source, straight_offset: NDArray[np.int64]) -> None:
+        self._plan, self._source, self._straight_offset = plan, source, straight_offset
         self.is_local = isinstance(source.reader, LocalReader)
         self.missing: list[NDArray[np.int64]] = []
         nowhere = np.full(plan.n_chunks, MISSING, np.int64)
@@ -205,13 +205,15 @@ class Waves:
     def _cut(self, rows: NDArray[np.int64], n_even: float, *, is_halved: bool) -> list[NDArray[np.int64]]:
         """Cut rows into `n_even` waves, or more for the memory budget; the first half as large if `is_halved`."""
         chunk_nbytes, chain = self._plan.layout.chunk_nbytes, self._plan.layout.codec_chain
-        is_slab = self._slab[rows] >= 0
-        if chain.compressor is None and self.is_local and is_slab.all():
+        is_straight = self._straight_offset[rows] >= 0
+        if chain.compressor is None and self.is_local and is_straight.all():
             return [rows] if len(rows) else []  # read straight to their place: nothing to overlap with
         scratch_factor = SCRATCH_FACTOR.get(chain.compressor.codec, 0.0) if chain.compressor else 0.0
         scratch_factor += FILTER_FACTOR if chain.filters else 0.0
         encoded = np.full(len(rows), chunk_nbytes) if self.ranges is None else self.ranges.nbytes[rows]
-        inflight = inflight_nbytes(encoded, decoded_nbytes=chunk_nbytes, scratch_factor=scratch_factor, is_slab=is_slab)
+        inflight = inflight_nbytes(
+            encoded, decoded_nbytes=chunk_nbytes, scratch_factor=scratch_factor, is_straight=is_straight
+        )
         budget = self._source.options.max_batch_bytes
         if budget is None:
             free, _ = cupy.cuda.runtime.memGetInfo()

@@ -12,8 +12,8 @@ from xgpuzarr.plan.memory import inflight_nbytes, split_batches
 
 def test_a_chunk_in_flight_holds_encoded_scratch_and_decoded_bytes() -> None:
     encoded = np.array([10, 20, MISSING, MISSING], np.int64)
-    is_slab = np.array([False, True, False, True])
-    inflight = inflight_nbytes(encoded, decoded_nbytes=101, scratch_factor=2.5, is_slab=is_slab)
+    is_straight = np.array([False, True, False, True])
+    inflight = inflight_nbytes(encoded, decoded_nbytes=101, scratch_factor=2.5, is_straight=is_straight)
     assert inflight.dtype == np.int64
     assert inflight.tolist() == [10 + 253 + 101, 20 + 253, 101, 0]
 

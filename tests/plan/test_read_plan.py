@@ -126,7 +126,7 @@ def test_slabs_are_exactly_the_chunks_in_one_piece(data: st.DataObject, shape: t
     plan, _ = draw_plan(data, shape)
     grouped_numbers = np.arange(math.prod(plan.selection.grouped_shape)).reshape(plan.selection.grouped_shape)
     chunk_size = math.prod(plan.layout.chunk_shape)
-    offsets = plan.slab_offset(slice(None))
+    offsets = plan.straight_offset(slice(None))
     assert offsets.dtype == np.int64
     for row, offset in enumerate(offsets.tolist()):
         # Out offset of each element of the chunk; one piece if they count up without a gap.
@@ -137,11 +137,11 @@ def test_slabs_are_exactly_the_chunks_in_one_piece(data: st.DataObject, shape: t
         to = tuple(standing(positions, number, len(out)) for number, positions in enumerate(out))
         n_asked = grouped_numbers[to].size
         places[source] = grouped_numbers[to]
-        is_slab = n_asked == chunk_size and (places.ravel() == places.ravel()[0] + np.arange(chunk_size)).all()
+        is_straight = n_asked == chunk_size and (places.ravel() == places.ravel()[0] + np.arange(chunk_size)).all()
         if offset >= 0:
-            assert is_slab
+            assert is_straight
             assert offset == places.ravel()[0]
-        elif is_slab:
+        elif is_straight:
             assert any(isinstance(group, Points) and len(group.axes) > 1 for group in plan.selection.groups)
 
 
@@ -219,7 +219,7 @@ def test_a_scalar_is_one_chunk() -> None:
     plan = plan_of(layout((), ()), ())
     assert plan.chunk_coords.shape == (1, 0)
     assert plan.keys() == ["a/c"]
-    assert plan.slab_offset(slice(None)).tolist() == [0]
+    assert plan.straight_offset(slice(None)).tolist() == [0]
     assert plan.region(0) == ((), ())
 
 
@@ -230,7 +230,7 @@ def test_an_empty_selection_reads_nothing(key: object) -> None:
     assert plan.chunk_coords.shape == (0, 2)
     assert plan.level_index.shape == (0, 1)
     assert plan.keys() == []
-    assert plan.slab_offset(slice(None)).tolist() == []
+    assert plan.straight_offset(slice(None)).tolist() == []
 
 
 def test_an_empty_axis_has_no_chunks() -> None:
@@ -290,8 +290,8 @@ def test_points_in_runs_are_written_as_slices() -> None:
 )
 def test_slabs_by_hand(shape: tuple[int, ...], chunks: tuple[int, ...], key: object, offsets: list[int]) -> None:
     plan = plan_of(layout(shape, chunks), key)
-    assert plan.slab_offset(slice(None)).tolist() == offsets
-    assert plan.slab_offset(np.array([0])).tolist() == offsets[:1]
+    assert plan.straight_offset(slice(None)).tolist() == offsets
+    assert plan.straight_offset(np.array([0])).tolist() == offsets[:1]
 
 
 @pytest.mark.parametrize(

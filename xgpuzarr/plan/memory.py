@@ -17,7 +17,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 def inflight_nbytes(
-    encoded_nbytes: Int64Array, *, decoded_nbytes: int, scratch_factor: float, is_slab: npt.NDArray[np.bool_]
+    encoded_nbytes: Int64Array, *, decoded_nbytes: int, scratch_factor: float, is_straight: npt.NDArray[np.bool_]
 ) -> Int64Array:
     """Device bytes that each chunk holds while its batch is in flight.
 
@@ -29,7 +29,7 @@ def inflight_nbytes(
         Decoded size of a chunk, in bytes.
     scratch_factor
         Scratch of the decoder per decoded byte; 0 where nothing is decompressed.
-    is_slab
+    is_straight
         bool, (n_chunks,): the chunk is decoded straight into the result.
 
     Returns
@@ -40,7 +40,7 @@ def inflight_nbytes(
     is_stored = encoded_nbytes != MISSING
     scratch_nbytes = int(np.ceil(decoded_nbytes * scratch_factor))
     nbytes = np.where(is_stored, encoded_nbytes + scratch_nbytes, 0)
-    nbytes += np.where(is_slab, 0, decoded_nbytes)
+    nbytes += np.where(is_straight, 0, decoded_nbytes)
     return nbytes
 
 

@@ -196,7 +196,7 @@ class ReadPlan:
             axis_group=tuple(axis_group),
         )
 
-    def slab_offset(self, rows: Rows) -> Int64Array:
+    def straight_offset(self, rows: Rows) -> Int64Array:
         """Where each chunk lies whole, in order and contiguously in the grouped output.
 
         Returns
@@ -227,14 +227,14 @@ class ReadPlan:
         layout, chain = self.layout, self.layout.codec_chain
         shards = f", shards {layout.object_shape}" if layout.shard_levels else ""
         decision = self.decision or Decision(chain.route, "; ".join(chain.reasons))
-        n_slabs = int((self.slab_offset(slice(None)) >= 0).sum())
+        n_straight = int((self.straight_offset(slice(None)) >= 0).sum())
         decoded, wanted = format_nbytes(self.decoded_nbytes), format_nbytes(self.out_nbytes)
         lines = [
             f"array {layout.path!r}: Zarr v{layout.zarr_format}, {layout.dtype}, shape {layout.shape}",
             f"chunks {layout.chunk_shape}{shards}",
             f"selection: shape {self.selection.shape}, {wanted}",
             f"chunks: {self.n_chunks} of {math.prod(layout.grid_shape)}, {decoded} decoded",
-            f"straight into the result: {n_slabs} chunks",
+            f"straight into the result: {n_straight} chunks",
             f"objects: {self.n_objects} of {math.prod(layout.object_grid_shape)}",
             f"codec chain: {chain}",
             f"route: {decision.route}",

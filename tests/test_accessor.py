@@ -334,6 +334,71 @@ def test_arithmetic_reads_each_operand_once(
     assert len(read) == len(set(read)) > 0
 
 
+POINTS = {"time": xr.DataArray([0, 3], dims="p"), "lat": xr.DataArray([1, 2], dims="p")}
+ASSIGNED: dict[str, Callable[[xr.Dataset], Any]] = {
+    "number": lambda _: ({"lat": 0}, 2.0),
+    "list": lambda _: ({"lon": [0, 2]}, [1, 2.5]),
+    "NumPy array": lambda _: ({"time": slice(1, 3)}, np.arange(15.0).reshape(3, 5)),
+    "coordinate": lambda ds: ({"time": 2}, ds.height),
+    "index": lambda ds: ({"time": 2, "lon": 0}, ds.lat),
+    "device data": lambda ds: ({"time": 2, "lon": 0}, ds.packed[1]),
+    "points": lambda ds: (POINTS, ds.height[0]),
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [(how, name) for how in ("lazy", "read") for name in ASSIGNED]
+    + [("blocks", name) for name in ASSIGNED if name != "points"],  # to which dask does not assign
+)
+def test_assignment_takes_values_from_the_host(store: str, how: str, name: str) -> None:
+    datasets = [open_on(device, store, chunks={} if how == "blocks" else None) for device in ("cuda", "cpu")]
+    if how == "read":
+        datasets = [dataset.load() for dataset in datasets]
+    for dataset in datasets:
+        key, value = ASSIGNED[name](dataset)
+        dataset.t[key] = value
+    (route, *_) = [route for route in datasets[0].gpuzarr.routes if route.variable == "t"]
+    assert route.device == "cuda"
+    results = [dataset.t.compute() for dataset in datasets]
+    assert is_device_array(results[0].data)
+    xr.testing.assert_identical(results[0].as_numpy(), results[1])
+
+
+def test_what_cupy_does_not_have_is_not_assigned(store: str) -> None:
+    dataset = open_on("cuda", store)
+    with pytest.raises(TypeError, match="CuPy has no <U1 dtype"):
+        dataset.t[0, 0] = dataset.label
+    with pytest.raises(TypeError, match="CuPy has no <U1 dtype"):
+        dataset.t[0, 0, 0] = "a"
+
+
+@pytest.mark.parametrize("position", [3, -4, 9])
+def test_positions_that_are_not_there_are_an_error(store: str, monkeypatch: pytest.MonkeyPatch, position: int) -> None:
+    dataset = open_on("cuda", store).drop_vars(("lat", "height")).load()
+    monkeypatch.setattr(type(dataset.t.data), "__getitem__", None)  # CuPy would take them modulo the length
+    points = xr.DataArray([0, position], dims="p")
+    for key in ([0, position], points):
+        with pytest.raises(IndexError, match=rf"index {position} is out of bounds for axis 1 with size 3"):
+            dataset.t.isel(lat=key)
+        with pytest.raises(IndexError, match="out of bounds"):
+            dataset.t[{"lat": key}] = 0.0
+
+
+@pytest.mark.parametrize("chunks", [None, {}])
+def test_device_data_is_compared_with_host_data(store: str, chunks: Any) -> None:
+    dataset, host = open_on("cuda", store, chunks=chunks), open_on("cpu", store)
+    assert dataset.t.equals(host.t)
+    assert dataset.identical(host)
+    assert dataset.t.broadcast_equals(host.t.expand_dims(member=2))
+    assert not dataset.t.equals(host.t + 1)
+    assert not dataset.t.equals(host.label)
+    assert not dataset.t.equals(None)
+    assert set(xr.merge([dataset[["t"]], host[["t", "packed"]]], compat="equals")) == {"t", "packed"}
+    with pytest.raises(xr.MergeError, match="conflicting values for variable 't'"):
+        xr.merge([dataset[["t"]], host[["t"]] + 1], compat="equals")
+
+
 def test_indexes_of_others_calculate_as_before() -> None:
     lat = xr.DataArray([1.0, 2.0], dims="lat", coords={"lat": [1.0, 2.0]}).lat
     assert isinstance(lat.variable, xr.IndexVariable)

@@ -1,7 +1,9 @@
 """A variable on the device, in the places where xarray would bring it back to the host or fail.
 
 * xarray caches what it reads of a lazy variable, which would hold device memory for as long as the dataset lives.
-* Assignment to a lazy variable copies it with NumPy first.
+* Assignment to a lazy variable copies it with NumPy first, and CuPy refuses assigned values from the host.
+* Positions that are not there are an error for NumPy; CuPy takes them modulo the length.
+* Comparison (`equals`, `identical`, `xarray.merge`) takes CuPy's refusal to compare with host data for a difference.
 * `ds.t * np.cos(ds.lat)` mixes it with a coordinate, which is on the host; CuPy refuses that. The host operand, mostly
   small, is copied to the device instead. The result is a `DeviceVariable` again, so whole expressions work.
 * `ds.lat * ds.t` asks the index first, for `DeviceVariable` is no subclass of `IndexVariable`. xarray makes indexes
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 from xarray.core import indexing
+from xarray.core.variable import as_compatible_data
 
 from xgpuzarr.backend_array import GpuZarrBackendArray
 from xgpuzarr.chunk_manager import BlockVariable
@@ -59,6 +62,31 @@ class DeviceVariable(BlockVariable):
     @values.setter
     def values(self, values: Any) -> None:
         self.data = values
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Assign to a selection, values from the host too."""
+        if not on_host(self):  # CuPy takes no NumPy arrays, and xarray makes them of scalars too
+            is_variable = isinstance(value, xr.Variable)
+            value = beside(value, self) if is_variable else to_device(as_compatible_data(value))
+        super().__setitem__(key, value)  # type: ignore[no-untyped-call]
+
+    def _broadcast_indexes(self, key: Any) -> Any:
+        """As xarray does; and positions that are not there are an error, which CuPy would take modulo the length."""
+        dims, indexer, order = super()._broadcast_indexes(key)  # type: ignore[no-untyped-call]
+        for axis, (positions, length) in enumerate(zip(indexer.tuple, self.shape, strict=True)):
+            if isinstance(positions, np.ndarray) and positions.size:
+                for position in (positions.min(), positions.max()):
+                    if not -length <= position < length:
+                        raise IndexError(f"index {position} is out of bounds for axis {axis} with size {length}")
+        return dims, indexer, order
+
+    def equals(self, other: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compare as `xarray.Variable.equals` does, with what is on the host too."""
+        return super().equals(self._beside(getattr(other, "variable", other)), *args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def broadcast_equals(self, other: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compare as `xarray.Variable.broadcast_equals` does, with what is on the host too."""
+        return super().broadcast_equals(self._beside(getattr(other, "variable", other)), *args, **kwargs)  # type: ignore[no-untyped-call]
 
     def set_dims(self, *args: Any, **kwargs: Any) -> Any:
         """Insert dimensions as `xarray.Variable.set_dims` does."""
@@ -159,17 +187,6 @@ class _CopyOnWriteDeviceArray(indexing.CopyOnWriteArray):
         if not self._copied:
             self.array = indexing.as_indexable(self.get_duck_array())  # type: ignore[no-untyped-call]
             self._copied = True
-
-    # xarray makes assigned values NumPy arrays, which CuPy takes only where they are scalars.
-
-    def __setitem__(self, indexer: Any, value: Any) -> None:
-        super().__setitem__(indexer, to_device(value))
-
-    def _oindex_set(self, indexer: Any, value: Any) -> None:
-        super()._oindex_set(indexer, to_device(value))
-
-    def _vindex_set(self, indexer: Any, value: Any) -> None:
-        super()._vindex_set(indexer, to_device(value))
 
     def __array__(self, dtype: Any = None, /, *, copy: bool | None = None) -> Any:
         problem = device_problem()

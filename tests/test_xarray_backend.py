@@ -396,6 +396,12 @@ def test_a_group_that_is_not_there(store: str) -> None:
         open_here(store, group="nowhere")
 
 
+@pytest.mark.parametrize("opener", [xr.open_dataset, xr.open_datatree])
+def test_an_array_is_no_group(store: str, opener: Any) -> None:
+    with pytest.raises(ValueError, match="group 'packed' is an array; name the group that it is in"):
+        opener(store, engine=ENGINE, device="cpu", group="packed")
+
+
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("opener", [xr.open_dataset, xr.open_datatree])
 def test_stores_without_consolidated_metadata_have_the_users_line_warned(

@@ -260,6 +260,8 @@ def _open_store(
     zarr_store = as_store(_normalize_path(filename_or_obj))
     with naming_bad_arrays(zarr_store, group, storage_options):
         store = _open_group(zarr_store, group, mode=mode, storage_options=storage_options, **kwargs)
+    if not hasattr(store.zarr_group, "members"):
+        raise ValueError(f"group {group!r} is an array; name the group that it is in, or use xgpuzarr.open_array")
     store.set_close(zarr_store is not filename_or_obj)
     store.find_members(dropped, cache=cache_members)
     return store

@@ -15,6 +15,7 @@ import zarr
 from xarray.core.indexing import LazilyIndexedArray
 from xarray.namedarray.daskmanager import DaskManager
 from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint, guess_chunkmanager, list_chunkmanagers
+from zarr.storage import MemoryStore
 
 import xgpuzarr.dask_arrays
 from tests.fake_device import FakeDeviceArray, fake_device  # noqa: F401  # a fixture
@@ -270,11 +271,53 @@ def test_preferred_blocks_are_a_dict_that_does_not_pose_as_stored_chunks(store):
     assert preferred.get("time") is None
 
 
-def test_handles_are_small(store, device):
-    ds = xr.open_dataset(store, engine=Engine, device=device, chunks={})
-    for array in (ds.t.data, ds.t.isel(time=3).data):
-        (layer,) = array.__dask_graph__().layers.values()
-        assert len(pickle.dumps(layer.indices[0][0])) < 1000
+@pytest.fixture(params=["local", "file://", "reference", "memory"])
+def place(request, tmp_path):
+    """Stores of one dataset, as keywords of `open_dataset`; of those that are no folder, handles may be of any size."""
+    encoding = {
+        "sharded": {"chunks": (4, 20, 30), "shards": (8, 20, 30)},
+        "packed": {"dtype": "i2", "scale_factor": 0.001, "add_offset": 1.0, "_FillValue": np.int16(-9)},
+    }
+    ds = xr.Dataset(dict.fromkeys(("plain", "sharded", "packed"), (DIMS, VALUES)))
+    path = tmp_path.joinpath(*["folder-of-a-typical-name"] * 3, "dataset.zarr")
+    if request.param == "memory":
+        path = MemoryStore()
+    ds.to_zarr(path, consolidated=False, encoding=encoding)
+    if request.param == "reference":
+        files = [(str(file.relative_to(path)), f"file://{file}") for file in path.rglob("*") if file.is_file()]
+        refs = {key: [url] for key, url in files} | {f"plain/c/9/9/{i}": [files[0][1]] for i in range(9999)}
+        options = {"fo": {"version": 1, "refs": refs}, "remote_protocol": "file"}
+        return {"filename_or_obj": "reference://", "storage_options": options}
+    return {"filename_or_obj": f"file://{path}" if request.param == "file://" else path}
+
+
+@pytest.mark.filterwarnings("ignore:.*asynchronous=True")
+@pytest.mark.parametrize("name", ["plain", "packed", "sharded"])
+def test_tasks_are_small(place, name):
+    options = ReadOptions(target_block_bytes=TARGET_BYTES)
+    ds = xr.open_dataset(**place, engine="gpuzarr", device="cpu", chunks={}, consolidated=False, options=options)
+    expected = xr.open_dataset(**place, engine="zarr", consolidated=False)[name].data
+    arrays = [
+        (ds[name].data, expected),
+        (ds[name].isel(time=slice(3, None, 9), x=3).data, expected[3::9, :, 3]),
+        (ds[name].isel(x=3).isel(time=5).data, expected[5, :, 3]),
+    ]
+    for array, values in arrays:
+        graph = dict(array.__dask_graph__())
+        assert set(graph) - set(dask.core.flatten(array.__dask_keys__())) <= {f"original-{array.name}"}
+        for key in dask.core.flatten(array.__dask_keys__()):
+            source = graph[key].args[0]
+            assert len(pickle.dumps(getattr(source, "value", source))) < 1000
+        np.testing.assert_array_equal(array.compute(scheduler="sync"), values)
+
+
+def test_index_arrays_are_in_the_graph_once(store):
+    index = np.random.default_rng(1).integers(0, 100, 5000)
+    array = xr.open_dataset(store, engine=Engine).t.isel(time=index).chunk(time=100).data
+    nbytes = {key: len(pickle.dumps(task)) for key, task in dict(array.__dask_graph__()).items()}
+    assert nbytes.pop(f"original-{array.name}") > index.nbytes
+    assert max(nbytes.values()) < 2000
+    np.testing.assert_array_equal(array[::7, 3].compute(scheduler="sync"), VALUES[index[::7], 3])
 
 
 def test_names_are_deterministic_and_tell_selections_apart(store):

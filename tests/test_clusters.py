@@ -14,6 +14,7 @@ import pytest
 import xarray as xr
 import zarr
 from distributed import Client, LocalCluster, wait
+from zarr.storage import MemoryStore
 
 from xgpuzarr import ChunkReadError, ReadOptions, from_zarr
 
@@ -31,10 +32,14 @@ def client():
         yield client
 
 
+def write(store):
+    zarr.create_array(store, data=VALUES, chunks=(4, 20, 30), shards=(8, 20, 30))
+    return from_zarr(store, device="cpu", options=BLOCKS_OF_8)
+
+
 @pytest.fixture
 def array(tmp_path):
-    zarr.create_array(tmp_path / "t.zarr", data=VALUES, chunks=(4, 20, 30), shards=(8, 20, 30))
-    return from_zarr(tmp_path / "t.zarr", device="cpu", options=BLOCKS_OF_8)
+    return write(tmp_path / "t.zarr")
 
 
 @pytest.mark.usefixtures("client")
@@ -110,7 +115,9 @@ def test_cancelled_work_can_be_asked_for_again(client, array):
     np.testing.assert_array_equal(doubled.compute(), VALUES * 2)
 
 
-def test_a_worker_killed_midway_costs_nothing_but_time(array):
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_worker_killed_midway_costs_nothing_but_time(tmp_path, in_memory):
+    array = write(MemoryStore() if in_memory else tmp_path / "t.zarr")
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, memory_limit="1GiB", dashboard_address=":0") as cluster,
         Client(cluster) as client,

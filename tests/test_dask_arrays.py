@@ -209,6 +209,7 @@ def test_graph_is_one_lazy_layer_of_any_size():
         shape: tuple[int, ...]
         name: str = "t"
         device: str = "cpu"
+        has_small_handle: bool = True
         dtype: np.dtype = field(default_factory=lambda: np.dtype("f4"))
 
         def __dask_tokenize__(self):
@@ -222,9 +223,10 @@ def test_graph_is_one_lazy_layer_of_any_size():
 
 
 def handle(array: da.Array):
-    (layer,) = array.__dask_graph__().layers.values()
-    (task,) = [layer.get(key) for key in layer.get_output_keys()][:1]
-    return task.args[0].value
+    graph = array.__dask_graph__()
+    if (original := f"original-{array.name}") in graph:
+        return graph[original]
+    return graph[array.__dask_keys__()[0][0][0]].args[0].value
 
 
 def test_handles_are_small(store):
@@ -234,6 +236,18 @@ def test_handles_are_small(store):
     assert (again.shape, again.dtype, again.ndim) == (SHAPE, np.dtype("f4"), 3)
     assert len(pickle.dumps(again)) < 1000
     np.testing.assert_array_equal(again[3:5, 0], VALUES[3:5, 0])
+
+
+def test_what_a_store_in_memory_holds_is_in_the_graph_once(counting):
+    array = from_zarr(counting, device="cpu", chunks={0: 4})
+    selected = (array[50:, 3] * 2 + array[50:, 4]).mean()
+    for collection in (array, selected):
+        graph = dict(dask.optimize(collection)[0].__dask_graph__())
+        nbytes = {key: len(pickle.dumps(task)) for key, task in graph.items()}
+        assert nbytes.pop(f"original-{array.name}") > VALUES.nbytes / 2
+        assert max(nbytes.values()) < 3000
+    np.testing.assert_allclose(selected.compute(), (VALUES[50:, 3] * 2 + VALUES[50:, 4]).mean(), rtol=1e-6)
+    assert counting.read == {f"c/{i}/0/0" for i in range(12, 25)}
 
 
 def test_attributes_stay_out_of_handles(store):

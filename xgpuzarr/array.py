@@ -184,6 +184,11 @@ class ZarrArray:
         return self._device
 
     @property
+    def has_small_handle(self) -> bool:
+        """Whether it pickles into less than a kilobyte: the path of a local folder, and not all that a store holds."""
+        return isinstance(self._place, str)
+
+    @property
     def route(self) -> str:
         """Where chunks are decoded: "device" or "host"."""
         return "host" if self.reason else "device"
@@ -295,7 +300,7 @@ class ZarrArray:
     # for a scheduler unpickles too, and may see neither the store nor a device.
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, ({name: value for name, value in self.__dict__.items() if name != "_opened"},)
+        return _unpickle, tuple(getattr(self, name) for name in _HANDLE)
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         return ("xgpuzarr", self._token, self._on_device)
@@ -316,9 +321,25 @@ class ZarrArray:
         return self._opened
 
 
-def _unpickle(state: dict[str, Any]) -> ZarrArray:
+_HANDLE = (
+    "_options",
+    "_on_device",
+    "_place",
+    "_format",
+    "_digest",
+    "_token",
+    "_is_consolidated",
+    "_name",
+    "_shape",
+    "_dtype",
+    "_device",
+)
+"""What a handle knows of itself; without these names in it, it is a third smaller."""
+
+
+def _unpickle(*state: Any) -> ZarrArray:
     array = ZarrArray.__new__(ZarrArray)
-    array.__dict__.update(state)
+    array.__dict__.update(zip(_HANDLE, state, strict=True))
     return array
 
 

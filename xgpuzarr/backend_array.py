@@ -67,6 +67,11 @@ class GpuZarrBackendArray(BackendArray):
         """Where results live: "cuda" or "cpu"."""
         return self.zarr_array.device
 
+    @property
+    def has_small_handle(self) -> bool:
+        """See `LazyArray`."""
+        return self.zarr_array.has_small_handle
+
     def on(self, device: str) -> GpuZarrBackendArray:
         """Make the same array, read to `device`: "cuda" or "cpu". Where CuPy lacks the dtype, that remains the host."""
         zarr_array = self.zarr_array.on(device)
@@ -102,5 +107,17 @@ class GpuZarrBackendArray(BackendArray):
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         return (self.zarr_array.__dask_tokenize__(), str(self.dtype), repr(self.steps))
 
+    def __reduce__(self) -> tuple[Any, ...]:  # every task of a dask array carries one
+        state = self.zarr_array, self.dtype, self.steps, self.target_block_bytes, self.host_reason
+        return _unpickle, state
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.zarr_array!r}, dtype={self.dtype}, steps={self.steps})"
+
+
+def _unpickle(
+    zarr_array: ZarrArray, dtype: np.dtype[Any], steps: tuple[cf.Step, ...], target_block_bytes: int, host_reason: str
+) -> GpuZarrBackendArray:
+    return GpuZarrBackendArray(
+        zarr_array, dtype=dtype, steps=steps, target_block_bytes=target_block_bytes, host_reason=host_reason
+    )

@@ -31,6 +31,7 @@ from xarray.core.indexing import (
     LazilyVectorizedIndexedArray,
     MemoryCachedArray,
     OuterIndexer,
+    VectorizedIndexer,
     apply_indexer,
     expanded_indexer,
 )
@@ -241,6 +242,11 @@ class Unread:
     dtype = property(lambda self: self.stored.dtype)
     shape = property(lambda self: self.data.shape)
 
+    @property
+    def has_small_handle(self) -> bool:
+        """See `LazyArray`."""
+        return self.stored.has_small_handle and not any(isinstance(k, np.ndarray) for k in self.data.key.tuple)
+
     def __getitem__(self, key: Any) -> Any:
         indexer = OuterIndexer(expanded_indexer(key, len(self.shape)))  # type: ignore[no-untyped-call]
         return apply_indexer(self.data, indexer).get_duck_array()
@@ -250,6 +256,14 @@ class Unread:
 
         # dask hashes the text of what it gets here, and that of a long array leaves elements out
         return normalize_token((self.stored, type(self.data.key).__name__, self.data.key.tuple))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # every task carries one, and xarray's classes would double it
+        return _unpickle, (self.stored, None if self.is_whole else self.data.key)
+
+
+def _unpickle(stored: Any, key: Any) -> Unread:
+    lazy = LazilyVectorizedIndexedArray if isinstance(key, VectorizedIndexer) else LazilyIndexedArray
+    return Unread(lazy(stored, key))
 
 
 def _unread(data: Any) -> Unread | None:

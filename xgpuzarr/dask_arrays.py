@@ -6,8 +6,9 @@
 * The task function is dask's own `getter`, because dask fuses only its own functions with the slices that follow:
   ``x[0, ::2]`` then reads what it touches, not whole blocks. It is told not to call `numpy.asarray`.
 * The graph is one lazy Blockwise layer; it takes the same time for one block as for a million.
-* Tasks hold a `BlockSource`. It opens nothing until its first read, because the scheduler unpickles graphs, and that
-  may see neither the store nor a device.
+* Tasks hold a `BlockSource`, or the key of one that is more than a path: a store in memory, a table of references or
+  index arrays stand in the graph once. It opens nothing until its first read, because the scheduler unpickles graphs,
+  and that may see neither the store nor a device.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def to_dask(array: LazyArray, chunks: Lengths) -> dask.array.Array:
         lock=False,
         asarray=False,
         meta=_meta(array),
-        inline_array=True,
+        inline_array=array.has_small_handle,
     )
 
 

@@ -34,6 +34,10 @@ class LazyArray(Protocol):
     def device(self) -> str:
         """Where results live: "cuda" or "cpu"."""
 
+    @property
+    def has_small_handle(self) -> bool:
+        """Whether it pickles into less than a kilobyte: the path of a local folder, and no index arrays."""
+
     def __getitem__(self, key: Any) -> Any: ...
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import pickle
 import subprocess
 import sys
@@ -93,7 +94,7 @@ STEPS_OF_8 = (8,) * 12 + (4,)
         ({"time": 24}, (24, 24, 24, 24, 4)),
         ({"time": -1}, (100,)),
         ({"time": 4, "x": 30}, (4,) * 25),
-        ("auto", (100,)),
+        ("auto", STEPS_OF_8),
     ],
 )
 def test_blocks_and_meta_are_on_the_device(store, device, chunks, expected):
@@ -255,18 +256,54 @@ def test_blocks_that_cut_default_blocks_but_no_chunk_do_not_warn(store):
         xr.open_dataset(store, engine=Engine, chunks={"time": 12})
 
 
-def test_auto_keeps_default_blocks_above_dasks_own_limit(store):
-    with dask.config.set({"array.chunk-size": TARGET_BYTES // 2}), warnings.catch_warnings():
+@pytest.mark.parametrize("limit", [1, TARGET_BYTES // 2, TARGET_BYTES, 3 * TARGET_BYTES, "1 GiB"])
+@pytest.mark.parametrize("axes", [c for n in range(1, 4) for c in itertools.combinations(DIMS, n)])
+@pytest.mark.parametrize(("target_bytes", "steps"), [(TARGET_BYTES, STEPS_OF_8), (1 << 30, (100,))])
+def test_auto_keeps_default_blocks_whatever_dask_would_choose(store, limit, axes, target_bytes, steps):
+    kwargs = {"engine": Engine, "target_bytes": target_bytes}
+    with dask.config.set({"array.chunk-size": limit}), warnings.catch_warnings():
         warnings.simplefilter("error")
-        ds = xr.open_dataset(store, engine=Engine, chunks="auto")
-    assert ds.t.chunks == (STEPS_OF_8, (20,), (30,))
+        assert xr.open_dataset(store, **kwargs, chunks="auto").t.chunks == (steps, (20,), (30,))
+        assert xr.open_dataset(store, **kwargs).chunk("auto").t.chunks == (steps, (20,), (30,))
+        for others in ({}, dict.fromkeys(set(DIMS) - set(axes), -1)):
+            chunks = others | dict.fromkeys(axes, "auto")
+            expected = (100,) if chunks.get("time") == -1 else steps
+            assert xr.open_dataset(store, **kwargs, chunks=chunks).t.chunks == (expected, (20,), (30,))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0, 0)])
+@pytest.mark.parametrize("chunks", [{}, "auto", -1, 5, {"y": "auto"}, {"x": "auto"}])
+def test_arrays_without_extent(tmp_path, shape, chunks):
+    xr.Dataset({"t": (("y", "x"), np.zeros(shape))}).to_zarr(tmp_path / "e.zarr", consolidated=False)
+    ds = xr.open_dataset(tmp_path / "e.zarr", engine="gpuzarr", device="cpu", chunks=chunks, consolidated=False)
+    assert ds.t.chunks == tuple((n,) for n in shape)
+    assert ds.t.compute(scheduler="sync").shape == shape
+
+
+@pytest.mark.filterwarnings("error")
+def test_auto_leaves_tiles_whole(tmp_path):
+    zarr.create_array(tmp_path / "t.zarr", data=VALUES, chunks=(1, 7, 8))
+    kwargs = {"engine": Engine, "target_bytes": 12 * 14 * 16 * 4}
+    default = xr.open_dataset(tmp_path / "t.zarr", **kwargs, chunks={}).t.chunks
+    assert xr.open_dataset(tmp_path / "t.zarr", **kwargs, chunks="auto").t.chunks == default
+    ds = xr.open_dataset(tmp_path / "t.zarr", **kwargs, chunks={"time": 24, "y": "auto", "x": "auto"})
+    assert ds.t.chunks == ((24, 24, 24, 24, 4), *default[1:])
+    assert all(length % 7 == 0 for length in default[1][:-1])
+
+
+def test_a_size_in_bytes_makes_whole_chunks(store):
+    ds = xr.open_dataset(store, engine=Engine).chunk(f"{13 * 20 * 30 * 4} B")
+    assert ds.t.chunks == ((16,) * 6 + (4,), (20,), (30,))
+    with pytest.raises(ValueError, match=r"chunks has '1 MiB' for axis 0: a size in bytes is that of whole blocks"):
+        xr.open_dataset(store, engine=Engine).chunk(time="1 MiB")
 
 
 def test_preferred_blocks_are_a_dict_that_does_not_pose_as_stored_chunks(store):
     preferred = xr.open_dataset(store, engine=Engine).t.encoding["preferred_chunks"]
     assert preferred == {"time": 8, "y": 20, "x": 30}
     assert type(pickle.loads(pickle.dumps(preferred))) is PreferredBlocks
-    assert preferred.get("time", 100) == 8
+    assert preferred.get("time", 20) == [8, 8, 4]
+    assert preferred.get("time", 0) == 8
     assert preferred.get("other", 100) == 100
     assert preferred.get("time") is None
 
@@ -365,7 +402,7 @@ def group(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("chunks", "expected"), [({}, STEPS_OF_8), ({"time": 24}, (24, 24, 24, 24, 4)), ("auto", (100,))]
+    ("chunks", "expected"), [({}, STEPS_OF_8), ({"time": 24}, (24, 24, 24, 24, 4)), ("auto", STEPS_OF_8)]
 )
 def test_the_engine_gives_blocks_on_the_device(group, device, chunks, expected):
     options = ReadOptions(target_block_bytes=8 * 20 * 30 * 8)

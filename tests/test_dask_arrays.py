@@ -93,7 +93,16 @@ def test_values_dtype_and_meta(store):
         ({0: 24}, ((24, 24, 24, 24, 4), (20,), (30,))),
         ({0: -1}, ((100,), (20,), (30,))),
         ((4, "auto", None), ((4,) * 25, (20,), (30,))),
+        ((None, 20, 30), ((100,), (20,), (30,))),
+        ({0: None}, ((100,), (20,), (30,))),
         (((40, 60), 20, 30), ((40, 60), (20,), (30,))),
+        ([4, 20, 30], ((4,) * 25, (20,), (30,))),
+        (np.array([4, 20, 30]), ((4,) * 25, (20,), (30,))),
+        ((np.int64(4), 20, np.int32(30)), ((4,) * 25, (20,), (30,))),
+        ([[40, 60], [20], 30], ((40, 60), (20,), (30,))),
+        ({0: np.array([40, 60])}, ((40, 60), (20,), (30,))),
+        ("38 kB", ((16,) * 6 + (4,), (20,), (30,))),
+        ("1 B", ((4,) * 25, (20,), (30,))),
         (60, ((60, 40), (20,), (30,))),
         (-1, ((100,), (20,), (30,))),
     ],
@@ -107,7 +116,8 @@ def test_chunks(store, chunks, expected):
 @pytest.mark.parametrize(
     ("chunks", "message"),
     [
-        ("8 MiB", "chunks must be 'auto', an int, a tuple or a dict of axes, got '8 MiB'"),
+        ("large", "chunks='large' is neither 'auto' nor a size as '100 MiB'"),
+        ((4, "8 MiB", 30), "chunks has '8 MiB' for axis 1: a size in bytes is that of whole blocks"),
         ({"time": 4}, r"chunks names axes \['time'\], but the array has axes 0 to 2"),
         ((4, 20), "chunks has 2 lengths, but the array has 3 axes"),
         (0, "chunks must be lengths above 0, or -1 for a whole axis, got 0 for axis 0"),
@@ -118,6 +128,36 @@ def test_chunks(store, chunks, expected):
 def test_chunks_that_make_no_sense(store, chunks, message):
     with pytest.raises(ValueError, match=message):
         from_zarr(store, chunks=chunks, device="cpu")
+
+
+def test_chunks_of_no_known_kind(store):
+    with pytest.raises(TypeError, match=r"chunks must be 'auto', a size as .* lengths or a dict of axes, got None"):
+        from_zarr(store, chunks=None, device="cpu")
+
+
+@pytest.mark.parametrize("chunks", [[30, 70], (30, 70), np.array([30, 70]), ([30, 70],), {0: [30, 70]}])
+def test_lengths_of_all_blocks_of_one_axis(tmp_path, chunks):
+    zarr.create_array(tmp_path / "t.zarr", data=VALUES[:, 0, 0], chunks=(10,))
+    array = from_zarr(tmp_path / "t.zarr", chunks=chunks, device="cpu")
+    assert array.chunks == ((30, 70),)
+    np.testing.assert_array_equal(array.compute(), VALUES[:, 0, 0])
+
+
+def test_a_list_means_the_same_whatever_the_shape(tmp_path):
+    zarr.create_array(tmp_path / "t.zarr", shape=(6, 6), chunks=(2, 3), dtype="f4")
+    assert from_zarr(tmp_path / "t.zarr", chunks=[2, 3], device="cpu").chunks == ((2, 2, 2), (3, 3))
+
+
+def test_a_size_in_bytes_does_not_cut_shards(tmp_path):
+    write(tmp_path / "s.zarr", chunks=(2, 10, 10), shards=(10, 20, 30))
+    assert from_zarr(tmp_path / "s.zarr", chunks="38 kB", device="cpu").chunks == ((20,) * 5, (20,), (30,))
+
+
+def test_more_blocks_than_can_be_listed(tmp_path):
+    zarr.create_array(tmp_path / "t.zarr", shape=(2**61,), chunks=(2**20,), dtype="u1")
+    assert len(from_zarr(tmp_path / "t.zarr", device="cpu").chunks[0]) <= 1_000_000
+    with pytest.raises(ValueError, match=r"chunks=\{0: 4\} makes more blocks of shape \(2305843009213693952,\) than"):
+        from_zarr(tmp_path / "t.zarr", chunks={0: 4}, device="cpu")
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3)])

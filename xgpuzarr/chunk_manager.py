@@ -38,7 +38,7 @@ from xarray.core.indexing import (
 from xarray.namedarray.daskmanager import DaskManager
 from xarray.namedarray.parallelcompat import guess_chunkmanager
 
-from xgpuzarr.plan.blocks import block_shape, first_cut, select_blocks
+from xgpuzarr.plan.blocks import block_shape, select_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
@@ -70,7 +70,7 @@ class BlockVariable(Variable):
         if _unread(self._data) is None:  # in memory: xarray's wrappers go, or chunking would end in numpy.asarray
             variable = self._replace(data=self.data)
         if isinstance(manager, DaskManager):
-            manager = BlockManager(self.dims, self.encoding.get("preferred_chunks", {}))
+            manager = BlockManager(self.dims, dict(self.encoding.get("preferred_chunks", {})))
         return super(BlockVariable, variable).chunk(
             chunks, name, lock, inline_array, manager, from_array_kwargs, **chunks_kwargs
         )
@@ -137,9 +137,27 @@ class PreferredBlocks(dict[Any, int]):
     stored chunks. So the second question gets no answer, and `BlockManager` warns of the cuts that matter.
     """
 
-    def get(self, dim: Any, default: Any = None) -> Any:
-        """Length for a dimension if a default is given, else None."""
-        return None if default is None else super().get(dim, default)
+    def get(self, dim: Any, axis_length: Any = None) -> Any:
+        """Lengths of all blocks along a dimension if the length of that is given, else None."""
+        if axis_length is None:
+            return None
+        if axis_length == 0 or dim not in self:  # dask divides by the largest length
+            return super().get(dim, axis_length)
+        n_whole, rest = divmod(axis_length, self[dim])
+        return _KeptLengths([self[dim]] * n_whole + [rest] * (rest > 0))
+
+
+class _KeptLengths(list[int]):
+    """Lengths of blocks, of which dask keeps all where the user wants "auto".
+
+    xarray has dask work out "auto" before the engine hears of it, with these as the blocks that there were. dask would
+    scale their median to its own `array.chunk-size`, across stored chunks if it comes to that. But NaN, here, is
+    neither so large that a block is cut nor so small that blocks are joined.
+    """
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Make what `numpy.median` takes."""
+        return np.array([np.nan])
 
 
 def preferred_blocks(dims: Iterable[Hashable], array: StoredArray, itemsize: int) -> PreferredBlocks:
@@ -191,7 +209,7 @@ class BlockManager(DaskManager):
 
     def from_array(self, data: Any, chunks: Any, **kwargs: Any) -> dask.array.Array:
         """Make a dask array of data. The name, lock and so on that xarray chooses do not apply to what is unread."""
-        from xgpuzarr.dask_arrays import block_lengths, to_dask, warn_of_cuts
+        from xgpuzarr.dask_arrays import block_lengths, stored_block_lengths, to_dask
 
         unread = _unread(getattr(data, "array", data))
         if unread is None:
@@ -200,14 +218,7 @@ class BlockManager(DaskManager):
         if layout is None or not unread.is_whole:
             return _mark(to_dask(unread, block_lengths(chunks, unread.shape, unread.dtype, None)), unread)
         default = tuple(self._preferred.get(dim, n) for dim, n in zip(self._dims, unread.shape, strict=True))
-        lengths = block_lengths(chunks, unread.shape, unread.dtype, default)
-        has_sizes = not unread.dtype.hasobject and unread.dtype.kind != "T"  # dask chooses no blocks for strings
-        if has_sizes and any(first_cut(along, c) for along, c in zip(lengths, layout.chunk_shape, strict=True)):
-            # Of "auto", `xarray.open_dataset` has dask make blocks before it asks this class, and dask shrinks those
-            # above its own `array.chunk-size` along every axis, stored chunks or not. Nobody wants those cuts.
-            by_dask = self.normalize_chunks("auto", unread.shape, dtype=unread.dtype, previous_chunks=default)
-            lengths = self.normalize_chunks(default, unread.shape) if lengths == by_dask else lengths
-        warn_of_cuts(layout, lengths, self._dims, default)
+        lengths = stored_block_lengths(chunks, layout, unread.dtype, default, self._dims)
         return _mark(to_dask(unread, lengths), unread)
 
 

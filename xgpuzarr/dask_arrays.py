@@ -34,6 +34,7 @@ try:
     import dask.array
     from dask.array.core import normalize_chunks
     from dask.base import tokenize
+    from dask.utils import parse_bytes
 except ModuleNotFoundError as error:
     raise MissingDependencyError(f"{error.name} is not installed: pip install 'xgpuzarr[dask]'") from error
 
@@ -45,10 +46,10 @@ if TYPE_CHECKING:
     from xgpuzarr.options import Device
     from xgpuzarr.plan.layout import ArrayLayout
 
-__all__ = ["BlockSource", "Lengths", "block_lengths", "from_zarr", "to_dask", "warn_of_cuts"]
+__all__ = ["BlockSource", "Lengths", "block_lengths", "from_zarr", "stored_block_lengths", "to_dask"]
 
 
-Chunks = Literal["auto"] | int | tuple[Any, ...] | Mapping[int, Any]
+Chunks = str | int | tuple[Any, ...] | list[Any] | np.ndarray[Any, Any] | Mapping[int, Any]
 Lengths = tuple[tuple[int, ...], ...]
 """Lengths of the blocks along each axis, as dask has them."""
 
@@ -72,9 +73,11 @@ def from_zarr(
     path
         Path of the array inside the store; "" when the store is the array.
     chunks
-        Shape of the blocks. "auto": whole chunks or shards near `ReadOptions.target_block_bytes`. An int, a tuple or a
-        dict of axes as in `dask.array.from_array`; axes that it leaves out or calls "auto" get the default. Blocks
-        that cut chunks or shards give a warning that names a better length.
+        Shape of the blocks. "auto": whole chunks or shards near `ReadOptions.target_block_bytes`. A size as "100 MiB":
+        whole chunks or shards near that. Else as in `dask.array.from_array`: an int, or a tuple, list, array or dict
+        of the axes' lengths, each a length, the lengths of all blocks, -1 or None for the whole axis, or "auto" for
+        the default, which axes that a dict leaves out get too. Blocks that cut chunks or shards give a warning that
+        names a better length.
     device
         "cuda": blocks are CuPy arrays, each on the device of the worker that reads it. "cpu": NumPy arrays. "auto":
         what this process has. A process without a device can build the graph for workers that have one with "cuda".
@@ -90,6 +93,8 @@ def from_zarr(
     ------
     FileNotFoundError, MetadataError, UnsupportedError
         As `xgpuzarr.open_array`; also if dask's `array.query-planning` is on.
+    ValueError
+        `chunks` does not fit the array, or makes more blocks than can be listed.
 
     Examples
     --------
@@ -102,11 +107,10 @@ def from_zarr(
         store, path=path, device=device, options=options, zarr_format=zarr_format, storage_options=storage_options
     )
     layout = array.layout
-    default = block_shape(layout, block_bytes(options, array.device)) if layout is not None else None
-    lengths = block_lengths(chunks, array.shape, array.dtype, default)
-    if layout is not None and default is not None:
-        warn_of_cuts(layout, lengths, range(array.ndim), default)
-    return to_dask(array, lengths)
+    if layout is None:
+        return to_dask(array, block_lengths(chunks, array.shape, array.dtype, None))
+    default = block_shape(layout, block_bytes(options, array.device))
+    return to_dask(array, stored_block_lengths(chunks, layout, array.dtype, default, range(array.ndim)))
 
 
 def to_dask(array: LazyArray, chunks: Lengths) -> dask.array.Array:
@@ -182,20 +186,99 @@ class BlockSource:
         return self._token
 
 
-def warn_of_cuts(layout: ArrayLayout, chunks: Lengths, axes: Sequence[Any], default: tuple[int, ...]) -> None:
-    """Warn where blocks cut chunks, or shards that the default blocks leave whole.
+def stored_block_lengths(
+    chunks: Chunks, layout: ArrayLayout, dtype: np.dtype[Any], default: tuple[int, ...], axes: Sequence[Any]
+) -> Lengths:
+    """Write out the lengths of the blocks of a stored array, and warn where they cut its chunks.
 
     Parameters
     ----------
+    chunks
+        As in `from_zarr`.
     layout
         The stored array.
-    chunks
-        Lengths of the blocks along each axis.
-    axes
-        What to call the axes: dimension names, or numbers.
+    dtype
+        dtype of the blocks.
     default
         Shape of the default block.
+    axes
+        What to call the axes in warnings: dimension names, or numbers.
+
+    Raises
+    ------
+    ValueError
+        As `block_lengths`.
     """
+    size = chunks[0] if isinstance(chunks, tuple) and len(set(map(str, chunks))) == 1 else chunks
+    if isinstance(size, str) and size != "auto":
+        try:
+            default, chunks = block_shape(layout, parse_bytes(size), itemsize=dtype.itemsize), "auto"
+        except ValueError as error:
+            raise ValueError(f"chunks={size!r} is neither 'auto' nor a size as '100 MiB'") from error
+    lengths = block_lengths(chunks, layout.shape, dtype, default)
+    _warn_of_cuts(layout, lengths, axes, default)
+    return lengths
+
+
+def block_lengths(
+    chunks: Chunks, shape: tuple[int, ...], dtype: np.dtype[Any], default: tuple[int, ...] | None
+) -> Lengths:
+    """Write out the lengths of the blocks along each axis.
+
+    Parameters
+    ----------
+    chunks
+        As in `from_zarr`; sizes in bytes only where `default` is None.
+    shape, dtype
+        Of the array.
+    default
+        Shape of the default block; None leaves the choice to dask.
+
+    Raises
+    ------
+    ValueError
+        `chunks` does not fit the array, or asks for more blocks than can be listed.
+    """
+    wanted = _along_axes(chunks, len(shape))
+    for axis, (want, n) in enumerate(zip(wanted, shape, strict=True)):
+        is_empty = n == 0  # whose only length xarray passes on
+        if isinstance(want, numbers.Integral) and (want < -1 or (want == 0 and not is_empty)):
+            raise ValueError(f"chunks must be lengths above 0, or -1 for a whole axis, got {want} for axis {axis}")
+        if isinstance(want, str) and want != "auto" and default is not None:
+            raise ValueError(
+                f"chunks has {want!r} for axis {axis}: a size in bytes is that of whole blocks, as chunks='100 MiB'"
+            )
+    if default is not None:
+        wanted = tuple(d if want == "auto" else want for want, d in zip(wanted, default, strict=True))
+    elif dtype.hasobject:  # of which dask knows no size
+        wanted = tuple(-1 if want == "auto" else want for want in wanted)
+    try:
+        return normalize_chunks(wanted, shape, dtype=dtype)  # type: ignore[no-untyped-call, no-any-return]
+    except MemoryError as error:
+        raise ValueError(f"chunks={chunks!r} makes more blocks of shape {shape} than can be listed") from error
+
+
+def _along_axes(chunks: Chunks, ndim: int) -> tuple[Any, ...]:
+    """What is wanted along each axis: a length, the lengths of all blocks, "auto", a size in bytes, or None for all."""
+    if not isinstance(chunks, (Mapping, str, numbers.Number, tuple, list, np.ndarray)):
+        raise TypeError(f"chunks must be 'auto', a size as '100 MiB', lengths or a dict of axes, got {chunks!r}")
+    if isinstance(chunks, Mapping):
+        unknown = [axis for axis in chunks if axis not in range(ndim)]
+        if unknown:
+            raise ValueError(f"chunks names axes {unknown}, but the array has axes 0 to {ndim - 1}")
+        chunks = tuple(chunks.get(axis, "auto") for axis in range(ndim))
+    elif isinstance(chunks, (str, numbers.Number)):
+        chunks = (chunks,) * ndim
+    wanted = tuple(tuple(want) if isinstance(want, (list, np.ndarray)) else want for want in chunks)
+    if ndim == 1 and len(wanted) > 1 and all(isinstance(want, numbers.Number) for want in wanted):
+        wanted = (wanted,)
+    if len(wanted) != ndim:
+        raise ValueError(f"chunks has {len(wanted)} lengths, but the array has {ndim} axes")
+    return wanted
+
+
+def _warn_of_cuts(layout: ArrayLayout, chunks: Lengths, axes: Sequence[Any], default: tuple[int, ...]) -> None:
+    """Warn where blocks cut chunks, or shards that the default blocks leave whole."""
     for axis, (lengths, chunk, shard, n) in enumerate(
         zip(chunks, layout.chunk_shape, layout.object_shape, layout.shape, strict=True)
     ):
@@ -213,45 +296,6 @@ def warn_of_cuts(layout: ArrayLayout, chunks: Lengths, axes: Sequence[Any], defa
                 f"blocks cut {what} along {axes[axis]!r}, first at index {cut}; {cost}. "
                 f"Use a multiple of {unit}, such as chunks={{{axes[axis]!r}: {better}}}"
             )
-
-
-def block_lengths(
-    chunks: Chunks, shape: tuple[int, ...], dtype: np.dtype[Any], default: tuple[int, ...] | None
-) -> Lengths:
-    """Write out the lengths of the blocks along each axis.
-
-    Parameters
-    ----------
-    chunks
-        As in `from_zarr`.
-    shape, dtype
-        Of the array.
-    default
-        Shape of the default block; None leaves the choice to dask.
-    """
-    if isinstance(chunks, str) and chunks != "auto":
-        raise ValueError(f"chunks must be 'auto', an int, a tuple or a dict of axes, got {chunks!r}")
-    wants = (
-        chunks.items() if isinstance(chunks, Mapping) else enumerate(chunks if isinstance(chunks, tuple) else (chunks,))
-    )
-    for axis, want in wants:
-        is_empty = axis in range(len(shape)) and shape[axis] == 0  # whose only length xarray passes on
-        if isinstance(want, numbers.Integral) and (want < -1 or (want == 0 and not is_empty)):
-            raise ValueError(f"chunks must be lengths above 0, or -1 for a whole axis, got {want} for axis {axis}")
-    if default is None:
-        chunks = -1 if dtype.hasobject and chunks == "auto" else chunks
-        return normalize_chunks(chunks, shape, dtype=dtype)  # type: ignore[no-untyped-call, no-any-return]
-    if isinstance(chunks, Mapping):
-        unknown = [axis for axis in chunks if axis not in range(len(shape))]
-        if unknown:
-            raise ValueError(f"chunks names axes {unknown}, but the array has axes 0 to {len(shape) - 1}")
-        wanted = tuple(chunks.get(axis, "auto") for axis in range(len(shape)))
-    else:
-        wanted = chunks if isinstance(chunks, tuple) else (chunks,) * len(shape)
-    if len(wanted) != len(shape):
-        raise ValueError(f"chunks has {len(wanted)} lengths, but the array has {len(shape)} axes")
-    filled = tuple(default[axis] if want in ("auto", None) else want for axis, want in enumerate(wanted))
-    return normalize_chunks(filled, shape, dtype=dtype)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _meta(array: LazyArray) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
 import pytest
 import zarr
 from zarr.codecs import ZstdCodec
@@ -9,7 +12,23 @@ from zarr.storage import MemoryStore
 
 import xgpuzarr
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 pytestmark = pytest.mark.gpu
+
+
+def _spin() -> None:
+    """Keep the current stream busy for some tenths of a second."""
+    import cupy
+
+    source = """
+    extern "C" __global__ void spin(long long ticks) {
+        long long start = clock64();
+        while (clock64() - start < ticks);
+    }
+    """
+    cupy.RawKernel(source, "spin")((1,), (1,), (500_000_000,))
 
 
 def test_fill_values_are_waited_for_though_a_wave_has_no_chunks() -> None:
@@ -18,11 +37,6 @@ def test_fill_values_are_waited_for_though_a_wave_has_no_chunks() -> None:
 
     from xgpuzarr.execute_device import _streams
 
-    spin = cupy.RawKernel(
-        'extern "C" __global__ void spin(long long ticks)'
-        "{ long long start = clock64(); while (clock64() - start < ticks); }",
-        "spin",
-    )
     zarr_array = zarr.create_array(
         MemoryStore(), shape=(64, 64), chunks=(8, 8), dtype="f4", compressors=ZstdCodec(), fill_value=7
     )
@@ -30,5 +44,21 @@ def test_fill_values_are_waited_for_though_a_wave_has_no_chunks() -> None:
     opened[:]  # compiled
     for stream in _streams(cupy.cuda.Device().id):
         with stream:
-            spin((1,), (1,), (500_000_000,))
+            _spin()
     assert (opened[:].get() == 7).all()
+
+
+def test_index_tables_are_waited_for_on_every_stream(tmp_path: Path) -> None:
+    """With fill values on the caller's stream, which is busy, and waves on others: both use the tables."""
+    values = np.arange(64 * 64, dtype="i4").reshape(64, 64)
+    zarr_array = zarr.create_array(
+        tmp_path / "a", shape=(64, 64), chunks=(8, 8), dtype="i4", compressors=ZstdCodec(), fill_value=-1
+    )
+    zarr_array[8:] = values[8:]
+    values[:8] = -1
+    opened = xgpuzarr.open_array(tmp_path / "a", device="cuda")
+    rng = np.random.default_rng(0)
+    for _ in range(4):  # each finds the tables of the last in the memory of its own
+        rows, columns = rng.permutation(64), rng.permutation(64)
+        _spin()
+        np.testing.assert_array_equal(opened.oindex[rows, columns].get(), values[np.ix_(rows, columns)])

@@ -146,3 +146,32 @@ def test_reads_at_once_share_the_free_memory(tmp_path: Path, monkeypatch: pytest
     assert largest_wave() == alone
     assert beside_one == pytest.approx(alone / 2, abs=1)
     assert beside_three == pytest.approx(alone / 4, abs=1)
+
+
+def test_what_streams_share_is_queued_before_the_event_they_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cupy
+
+    from xgpuzarr import device_output
+
+    values = _store(tmp_path / "a")
+    array = xgpuzarr.open_array(tmp_path / "a", device="cuda")
+    events: list[str] = []
+
+    def log(owner: Any, name: str) -> None:
+        call = getattr(owner, name)
+
+        def logged(*args: Any, **kwargs: Any) -> Any:
+            events.append(name)
+            return call(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, logged)
+
+    log(device_output.launch, "new_status")
+    log(device_output.DeviceOutput, "_upload_gather_tables")
+    log(cupy.cuda.Event, "record")
+    rows = [3, 60, 2]
+    np.testing.assert_array_equal(array.oindex[rows].get(), values[rows])
+    assert events[:3] == ["new_status", "_upload_gather_tables", "record"]
+    assert events.count("_upload_gather_tables") == 1

@@ -44,14 +44,16 @@ class DeviceOutput:
         self.as_bytes = bool(layout.host_result_reason)
         self.itemsize = 1 if self.as_bytes else layout.dtype.itemsize
         self.nbytes = plan.selection.size * layout.dtype.itemsize
+        self._missing: list[NDArray[np.int64]] = []
+        # What several streams will use is queued before the event that they wait for.
         try:
             self.memory = cupy.empty(self.nbytes + GUARD_NBYTES, np.uint8)
+            self.status = launch.new_status()
+            self._gather_tables = self._upload_gather_tables() if self.nbytes and not plan.is_of_slices else None
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise out_of_memory(f"array {layout.path!r}: the result", self.nbytes) from error
         self.ready = cupy.cuda.Event(disable_timing=True)
         self.ready.record()
-        self.status = launch.new_status()
-        self._missing: list[NDArray[np.int64]] = []
 
     @cached_property
     def array(self) -> cupy.ndarray:
@@ -201,6 +203,7 @@ class DeviceOutput:
         self, batch: cupy.ndarray, slot: NDArray[np.int32], chunk_offset: NDArray[np.int64], fill_value: np.generic
     ) -> None:
         tables = self._gather_tables
+        assert tables is not None  # slices have columns
         launch.gather_elements(
             batch,
             self.array,
@@ -215,8 +218,7 @@ class DeviceOutput:
             status=self.status,
         )
 
-    @cached_property
-    def _gather_tables(self) -> tuple[list[Any], list[Any], list[int]]:
+    def _upload_gather_tables(self) -> tuple[list[Any], list[Any], list[int]]:
         """Chunk row and element offset in the chunk for each position of each group, and rows of each group."""
         tables = self.plan.gather_tables()
         group_row = [np.ascontiguousarray(rows) for rows in tables.chunk_row]

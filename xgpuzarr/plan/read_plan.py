@@ -167,6 +167,11 @@ class ReadPlan:
                 inner[axis] = along_axes[number]
         return tuple(out), tuple(inner)
 
+    @property
+    def is_of_slices(self) -> bool:
+        """Whether every group is a slice."""
+        return all(isinstance(table, SliceChunks) for table in self.group_chunks)
+
     def slice_columns(self, rows: Rows) -> SliceColumns | None:
         """Regions of `rows` as columns, for one launch over many chunks; None if a group is not a slice."""
         tables = [table for table in self.group_chunks if isinstance(table, SliceChunks)]

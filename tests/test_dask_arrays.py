@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import subprocess
 import sys
 import warnings
+import weakref
 from dataclasses import dataclass, field
 
 import dask
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 import xgpuzarr.dask_arrays
-from xgpuzarr import ChunkReadError, ReadOptions, UnsupportedError, from_zarr
+from xgpuzarr import ChunkReadError, ReadOptions, UnsupportedError, XGpuZarrError, from_zarr
 from xgpuzarr.dask_arrays import to_dask
 
 SHAPE = (100, 20, 30)
@@ -342,14 +344,62 @@ def test_a_pickled_handle_has_the_token_of_its_array(store):
         assert tokenize(pickle.loads(pickle.dumps(source))) == tokenize(source)
 
 
-def test_a_process_opens_an_array_once(counting, monkeypatch):
-    pickled = pickle.dumps(handle(from_zarr(counting, device="cpu")))
+@pytest.fixture
+def opened(monkeypatch):
+    """What handles open."""
     opened = []
     reopen = xgpuzarr.opened_array.open_zarr_array
     monkeypatch.setattr(xgpuzarr.opened_array, "open_zarr_array", lambda *a, **k: opened.append(a) or reopen(*a, **k))
+    return opened
+
+
+def test_a_process_opens_an_array_of_a_folder_once(store, opened):
+    pickled = pickle.dumps(handle(from_zarr(store, device="cpu")))
     for _ in range(3):
         np.testing.assert_array_equal(pickle.loads(pickled)[7], VALUES[7])
     assert len(opened) == 1
+
+
+def test_arrays_of_other_stores_are_open_as_long_as_a_handle_is(counting, opened):
+    pickled = pickle.dumps(handle(from_zarr(counting, device="cpu")))
+    sources = [pickle.loads(pickled) for _ in range(3)]
+    for source in sources:
+        np.testing.assert_array_equal(source[7], VALUES[7])
+    assert len(opened) == 1
+    stores = [weakref.ref(source._array._place) for source in sources]
+    del source, sources
+    opened.clear()
+    gc.collect()
+    assert [store() for store in stores] == [None] * 3
+
+
+def test_a_process_keeps_no_more_arrays_open_than_it_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(xgpuzarr.opened_array, "MAX_OPENED", 2)
+    for i in range(4):
+        write(tmp_path / f"{i}.zarr")
+        pickle.loads(pickle.dumps(handle(from_zarr(tmp_path / f"{i}.zarr", device="cpu"))))[0]
+    assert len(xgpuzarr.opened_array._of_folders) == 2
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_an_array_overwritten_while_a_process_has_it_open(tmp_path, zarr_format):
+    store = tmp_path / "t.zarr"
+    write(store, zarr_format=zarr_format)
+    pickled = pickle.dumps(handle(from_zarr(store, device="cpu")))
+    np.testing.assert_array_equal(pickle.loads(pickled)[7], VALUES[7])
+    zarr.open_array(store).attrs["history"] = "x"
+    np.testing.assert_array_equal(pickle.loads(pickled)[7], VALUES[7])
+    zarr.open_array(store).append(VALUES)
+    source = pickle.loads(pickled)
+    np.testing.assert_array_equal(source[7], VALUES[7])
+    assert source.shape == SHAPE
+    for kwargs in ({"shape": (48, 20, 30)}, {"shape": SHAPE, "chunks": (8, 20, 30)}):
+        new = zarr.create_array(
+            store, dtype="f4", **{"chunks": (4, 20, 30)} | kwargs, zarr_format=zarr_format, overwrite=True
+        )
+        new[...] = 1
+        with pytest.raises(XGpuZarrError, match="its metadata changed after this handle was made; open it again"):
+            pickle.loads(pickled)[7]
 
 
 @pytest.mark.parametrize("dtype", ["f8", "i2"])

@@ -1,13 +1,17 @@
 """What is known of an array once it is open, in the process that opened it and in those that a handle reaches.
 
-A handle names a place and a digest. The array is opened again at the first use, once a process, and must have the
-metadata that it had: its own, or that of a group above it if the array was opened by that.
+A handle names a place and a digest. The array is opened again at the first use, once a process and whenever a local
+folder's metadata was written, and must have the metadata that it had: its own, or that of a group above it if the array
+was opened by that.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import os
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +22,7 @@ from xgpuzarr.errors import UnsupportedError, XGpuZarrError
 from xgpuzarr.opening import open_zarr_array, reader_for, reopen_zarr_array
 from xgpuzarr.options import ReadOptions
 from xgpuzarr.plan.layout import ArrayLayout, layout_of
-from xgpuzarr.store_token import store_token
+from xgpuzarr.store_token import metadata_documents, store_token
 
 if TYPE_CHECKING:
     import zarr
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["OpenedArray", "open_once"]
 
 MAX_OPENED = 256
-"""Most arrays that a process keeps open for handles."""
+"""Most arrays of local folders that a process keeps open for handles. They hold metadata, and no files."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,11 @@ def _digest(array: zarr.Array[Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-_opened: dict[str, OpenedArray] = {}
+_of_folders: dict[str, tuple[OpenedArray, dict[str, tuple[int, int]]]] = {}
+"""Arrays of local folders, each with the state that its metadata documents had; every task has a handle of its own."""
+
+_of_stores: weakref.WeakValueDictionary[str, OpenedArray] = weakref.WeakValueDictionary()
+"""Arrays of all other stores. Their clients and files close, and their memory is freed, with the last handle."""
 
 
 def open_once(
@@ -103,6 +111,8 @@ def open_once(
     is_consolidated: bool,
 ) -> OpenedArray:
     """Open the array of a handle once a process, however many tasks carry the handle.
+
+    A local folder is opened again when its metadata documents have been written.
 
     Parameters
     ----------
@@ -118,22 +128,55 @@ def open_once(
     XGpuZarrError
         The metadata has changed.
     """
-    opened = _opened.get(token)
-    if opened is None:
-        if is_consolidated:
-            array = reopen_zarr_array(place, path, zarr_format, lambda array: _digest(array) == digest)
-        else:
-            array = open_zarr_array(place, path=path, zarr_format=zarr_format)
+    open_again = functools.partial(_open_again, token, digest, place, path, shape, zarr_format, is_consolidated)
+    if not isinstance(place, str):
+        opened = _of_stores.get(token)
+        if opened is None:
+            opened = _of_stores[token] = open_again()
+        return opened
+    opened, state = _of_folders.get(token, (None, {}))
+    if opened is None or not _is_unchanged(state):
+        state = {str(document): _state(document) for document in metadata_documents(Path(place), path)}
+        opened = open_again()
+        while len(_of_folders) >= MAX_OPENED:
+            _of_folders.pop(next(iter(_of_folders)), None)
+        _of_folders[token] = opened, state
+    return opened
+
+
+def _is_unchanged(documents: dict[str, tuple[int, int]]) -> bool:
+    try:
+        return all(_state(document) == state for document, state in documents.items())
+    except OSError:
+        return False
+
+
+def _state(document: str | Path) -> tuple[int, int]:
+    """Time and place of a file's bytes: a new file of the same name may be written within one tick of the clock."""
+    status = os.stat(document)  # noqa: PTH116  # in every task; Path.stat takes as long again
+    return status.st_mtime_ns, status.st_ino
+
+
+def _open_again(
+    token: str,
+    digest: str,
+    place: Any,
+    path: str,
+    shape: tuple[int, ...],
+    zarr_format: Literal[2, 3],
+    is_consolidated: bool,
+) -> OpenedArray:
+    if is_consolidated:
+        array = reopen_zarr_array(place, path, zarr_format, lambda array: _digest(array) == digest)
+    else:
+        array = open_zarr_array(place, path=path, zarr_format=zarr_format)
+    opened = OpenedArray.of(array, token, is_consolidated=is_consolidated)
+    if opened.digest != digest or any(now < then for now, then in zip(array.shape, shape, strict=True)):
+        raise XGpuZarrError(
+            f"array {path!r} of store {place!s}: its metadata changed after this handle was made; open it again"
+        )
+    if array.shape != shape:  # it has grown
+        document = {**array.metadata.to_dict(), "shape": shape}
+        array = type(array).from_dict(array.store_path, document)
         opened = OpenedArray.of(array, token, is_consolidated=is_consolidated)
-        if opened.digest != digest or any(now < then for now, then in zip(array.shape, shape, strict=True)):
-            raise XGpuZarrError(
-                f"array {path!r} of store {place!s}: its metadata changed after this handle was made; open it again"
-            )
-        if array.shape != shape:  # it has grown
-            document = {**array.metadata.to_dict(), "shape": shape}
-            array = type(array).from_dict(array.store_path, document)
-            opened = OpenedArray.of(array, token, is_consolidated=is_consolidated)
-        while len(_opened) >= MAX_OPENED:
-            _opened.pop(next(iter(_opened)), None)
-        _opened[token] = opened
     return opened

@@ -21,7 +21,7 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore, ZipStore
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
-__all__ = ["store_token"]
+__all__ = ["metadata_documents", "store_token"]
 
 METADATA_KEYS = ("zarr.json", ".zarray", ".zmetadata")
 
@@ -84,9 +84,14 @@ def _environment() -> list[tuple[str, str]]:
 def _folder_state(root: Any, path: str) -> list[Any]:
     """Place of a local store, and when the metadata of one of its arrays was last written."""
     folder = Path(root).resolve()  # a link may lead elsewhere next time
+    return [str(folder), [document.stat().st_mtime_ns for document in metadata_documents(folder, path)]]
+
+
+def metadata_documents(folder: Path, path: str) -> list[Path]:
+    """Files of a local store that hold metadata of the array at `path`, or of groups above it."""
     nodes = (Path(path), *Path(path).parents) if path else (Path(),)
     documents = (folder / node / name for node in nodes for name in METADATA_KEYS)
-    return [str(folder), [document.stat().st_mtime_ns for document in documents if document.exists()]]
+    return [document for document in documents if document.exists()]
 
 
 def _file_state(file: Any) -> list[Any]:

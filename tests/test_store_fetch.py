@@ -15,6 +15,8 @@ import xgpuzarr
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
 pytestmark = pytest.mark.gpu
 
 
@@ -48,8 +50,17 @@ def test_fill_values_are_waited_for_though_a_wave_has_no_chunks() -> None:
     assert (opened[:].get() == 7).all()
 
 
-def test_index_tables_are_waited_for_on_every_stream(tmp_path: Path) -> None:
+def test_index_tables_are_waited_for_on_every_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With fill values on the caller's stream, which is busy, and waves on others: both use the tables."""
+    from xgpuzarr.device_output import DeviceOutput
+
+    fill = DeviceOutput.fill
+
+    def fill_late(output: DeviceOutput, rows: NDArray[np.int64]) -> None:
+        _spin()
+        fill(output, rows)
+
+    monkeypatch.setattr(DeviceOutput, "fill", fill_late)
     values = np.arange(64 * 64, dtype="i4").reshape(64, 64)
     zarr_array = zarr.create_array(
         tmp_path / "a", shape=(64, 64), chunks=(8, 8), dtype="i4", compressors=ZstdCodec(), fill_value=-1
@@ -60,5 +71,4 @@ def test_index_tables_are_waited_for_on_every_stream(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for _ in range(4):  # each finds the tables of the last in the memory of its own
         rows, columns = rng.permutation(64), rng.permutation(64)
-        _spin()
         np.testing.assert_array_equal(opened.oindex[rows, columns].get(), values[np.ix_(rows, columns)])

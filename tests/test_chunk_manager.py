@@ -268,7 +268,8 @@ def test_auto_keeps_default_blocks_whatever_dask_would_choose(store, limit, axes
         for others in ({}, dict.fromkeys(set(DIMS) - set(axes), -1)):
             chunks = others | dict.fromkeys(axes, "auto")
             expected = (100,) if chunks.get("time") == -1 else steps
-            assert xr.open_dataset(store, **kwargs, chunks=chunks).t.chunks == (expected, (20,), (30,))
+            for ds in (xr.open_dataset(store, **kwargs, chunks=chunks), xr.open_dataset(store, **kwargs).chunk(chunks)):
+                assert ds.t.chunks == (expected, (20,), (30,)) or ("time" not in chunks and ds.t.chunks[0] == (100,))
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0, 0)])
@@ -286,9 +287,12 @@ def test_auto_leaves_tiles_whole(tmp_path):
     kwargs = {"engine": Engine, "target_bytes": 12 * 14 * 16 * 4}
     default = xr.open_dataset(tmp_path / "t.zarr", **kwargs, chunks={}).t.chunks
     assert xr.open_dataset(tmp_path / "t.zarr", **kwargs, chunks="auto").t.chunks == default
-    ds = xr.open_dataset(tmp_path / "t.zarr", **kwargs, chunks={"time": 24, "y": "auto", "x": "auto"})
-    assert ds.t.chunks == ((24, 24, 24, 24, 4), *default[1:])
-    assert all(length % 7 == 0 for length in default[1][:-1])
+    for chunks in ({"time": 24, "y": "auto", "x": "auto"}, {"time": 24}):
+        ds = xr.open_dataset(tmp_path / "t.zarr", **kwargs, chunks=chunks)
+        assert ds.t.chunks == ((24, 24, 24, 24, 4), (14, 6), (8, 8, 8, 6))
+        assert {type(length) for along in ds.t.chunks for length in along} == {int}
+    series = xr.open_dataset(tmp_path / "t.zarr", **kwargs, chunks={"time": -1}).t
+    assert series.chunks == ((100,), (7, 7, 6), (8, 8, 8, 6))
 
 
 def test_a_size_in_bytes_makes_whole_chunks(store):

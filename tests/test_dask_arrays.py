@@ -150,6 +150,15 @@ def test_a_list_means_the_same_whatever_the_shape(tmp_path):
     assert from_zarr(tmp_path / "t.zarr", chunks=[2, 3], device="cpu").chunks == ((2, 2, 2), (3, 3))
 
 
+@pytest.mark.parametrize("chunks", [{0: -1}, (-1, "auto", "auto"), {0: None, 1: "auto"}, ((100,), "auto", "auto")])
+@pytest.mark.filterwarnings("error")
+def test_what_is_not_named_makes_blocks_near_the_target_beside_what_is(tmp_path, chunks):
+    write(tmp_path / "t.zarr", chunks=(1, 5, 6))
+    array = from_zarr(tmp_path / "t.zarr", device="cpu", options=SMALL_BLOCKS, chunks=chunks)
+    assert array.chunks == ((100,), (10, 10), (6,) * 5)
+    np.testing.assert_array_equal(array.compute(), VALUES)
+
+
 def test_a_size_in_bytes_does_not_cut_shards(tmp_path):
     write(tmp_path / "s.zarr", chunks=(2, 10, 10), shards=(10, 20, 30))
     assert from_zarr(tmp_path / "s.zarr", chunks="38 kB", device="cpu").chunks == ((20,) * 5, (20,), (30,))
@@ -158,7 +167,7 @@ def test_a_size_in_bytes_does_not_cut_shards(tmp_path):
 def test_more_blocks_than_can_be_listed(tmp_path):
     zarr.create_array(tmp_path / "t.zarr", shape=(2**61,), chunks=(2**20,), dtype="u1")
     assert len(from_zarr(tmp_path / "t.zarr", device="cpu").chunks[0]) <= 1_000_000
-    with pytest.raises(ValueError, match=r"chunks=\{0: 4\} makes more blocks of shape \(2305843009213693952,\) than"):
+    with pytest.raises(ValueError, match=r"chunks=\(4,\) makes more blocks of shape \(2305843009213693952,\) than"):
         from_zarr(tmp_path / "t.zarr", chunks={0: 4}, device="cpu")
 
 

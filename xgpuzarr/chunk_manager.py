@@ -38,7 +38,7 @@ from xarray.core.indexing import (
 from xarray.namedarray.daskmanager import DaskManager
 from xarray.namedarray.parallelcompat import guess_chunkmanager
 
-from xgpuzarr.plan.blocks import block_shape, select_blocks
+from xgpuzarr.plan.blocks import block_shape, lengths_along, select_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
@@ -143,8 +143,11 @@ class PreferredBlocks(dict[Any, int]):
             return None
         if axis_length == 0 or dim not in self:  # dask divides by the largest length
             return super().get(dim, axis_length)
-        n_whole, rest = divmod(axis_length, self[dim])
-        return _KeptLengths([self[dim]] * n_whole + [rest] * (rest > 0))
+        return _KeptLengths(lengths_along(axis_length, _UnnamedLength(self[dim])))
+
+
+class _UnnamedLength(int):
+    """Length of a block along a dimension for which the user named none, or "auto"."""
 
 
 class _KeptLengths(list[int]):
@@ -158,6 +161,11 @@ class _KeptLengths(list[int]):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """Make what `numpy.median` takes."""
         return np.array([np.nan])
+
+
+def _is_unnamed(want: Any) -> bool:
+    """Whether an element of `chunks` is what `_KeptLengths` became in dask's hands."""
+    return isinstance(want, tuple) and len(want) > 0 and isinstance(want[0], _UnnamedLength)
 
 
 def preferred_blocks(dims: Iterable[Hashable], array: StoredArray, itemsize: int) -> PreferredBlocks:
@@ -216,8 +224,10 @@ class BlockManager(DaskManager):
             return super().from_array(data, chunks, **kwargs)
         layout = unread.stored.layout
         if layout is None or not unread.is_whole:
-            return _mark(to_dask(unread, block_lengths(chunks, unread.shape, unread.dtype, None)), unread)
+            return _mark(to_dask(unread, block_lengths(chunks, unread.shape, unread.dtype)), unread)
         default = tuple(self._preferred.get(dim, n) for dim, n in zip(self._dims, unread.shape, strict=True))
+        if isinstance(chunks, tuple):
+            chunks = tuple("auto" if _is_unnamed(want) else want for want in chunks)
         lengths = stored_block_lengths(chunks, layout, unread.dtype, default, self._dims)
         return _mark(to_dask(unread, lengths), unread)
 

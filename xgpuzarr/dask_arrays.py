@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import numbers
 import os
 import socket
@@ -26,7 +27,7 @@ import numpy as np
 from xgpuzarr.array import open_array
 from xgpuzarr.errors import ChunkReadError, MissingDependencyError, UnsupportedError
 from xgpuzarr.options import ReadOptions, checked_options
-from xgpuzarr.plan.blocks import aligned_length, block_shape, first_cut
+from xgpuzarr.plan.blocks import aligned_length, block_shape, first_cut, lengths_along
 from xgpuzarr.system import block_bytes, device_problem
 from xgpuzarr.warning import warn
 
@@ -75,9 +76,9 @@ def from_zarr(
     chunks
         Shape of the blocks. "auto": whole chunks or shards near `ReadOptions.target_block_bytes`. A size as "100 MiB":
         whole chunks or shards near that. Else as in `dask.array.from_array`: an int, or a tuple, list, array or dict
-        of the axes' lengths, each a length, the lengths of all blocks, -1 or None for the whole axis, or "auto" for
-        the default, which axes that a dict leaves out get too. Blocks that cut chunks or shards give a warning that
-        names a better length.
+        of the axes' lengths, each a length, the lengths of all blocks, -1 or None for the whole axis, or "auto". Axes
+        that are "auto", or that a dict leaves out, get what makes blocks of about the default's size beside the
+        lengths that are named. Blocks that cut chunks or shards give a warning that names a better length.
     device
         "cuda": blocks are CuPy arrays, each on the device of the worker that reads it. "cpu": NumPy arrays. "auto":
         what this process has. A process without a device can build the graph for workers that have one with "cuda".
@@ -108,7 +109,7 @@ def from_zarr(
     )
     layout = array.layout
     if layout is None:
-        return to_dask(array, block_lengths(chunks, array.shape, array.dtype, None))
+        return to_dask(array, block_lengths(chunks, array.shape, array.dtype))
     default = block_shape(layout, block_bytes(options, array.device))
     return to_dask(array, stored_block_lengths(chunks, layout, array.dtype, default, range(array.ndim)))
 
@@ -209,48 +210,51 @@ def stored_block_lengths(
     ValueError
         As `block_lengths`.
     """
-    size = chunks[0] if isinstance(chunks, tuple) and len(set(map(str, chunks))) == 1 else chunks
+    size: Any = chunks
+    if isinstance(chunks, tuple) and all(isinstance(want, str) and want == chunks[0] for want in chunks):
+        size = chunks[0] if chunks else "auto"
     if isinstance(size, str) and size != "auto":
         try:
             default, chunks = block_shape(layout, parse_bytes(size), itemsize=dtype.itemsize), "auto"
         except ValueError as error:
             raise ValueError(f"chunks={size!r} is neither 'auto' nor a size as '100 MiB'") from error
-    lengths = block_lengths(chunks, layout.shape, dtype, default)
+    wanted = _along_axes(chunks, layout.shape)
+    for axis, want in enumerate(wanted):
+        if isinstance(want, str) and want != "auto":
+            raise ValueError(
+                f"chunks has {want!r} for axis {axis}: a size in bytes is that of whole blocks, as chunks='100 MiB'"
+            )
+    filled = tuple(d if want == "auto" else want for want, d in zip(wanted, default, strict=True))
+    lengths = block_lengths(filled, layout.shape, dtype)
+    named = {axis: max(lengths[axis]) for axis, want in enumerate(wanted) if want != "auto"}
+    if 0 < len(named) < len(wanted):
+        fitted = block_shape(layout, math.prod(default), itemsize=1, named=named)
+        default = tuple(d if axis in named else fitted[axis] for axis, d in enumerate(default))
+        lengths = tuple(
+            along if axis in named else lengths_along(layout.shape[axis], default[axis]) or (0,)
+            for axis, along in enumerate(lengths)
+        )
     _warn_of_cuts(layout, lengths, axes, default)
     return lengths
 
 
-def block_lengths(
-    chunks: Chunks, shape: tuple[int, ...], dtype: np.dtype[Any], default: tuple[int, ...] | None
-) -> Lengths:
-    """Write out the lengths of the blocks along each axis.
+def block_lengths(chunks: Chunks, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Lengths:
+    """Write out the lengths of the blocks along each axis; where there is a choice, it is dask's.
 
     Parameters
     ----------
     chunks
-        As in `from_zarr`; sizes in bytes only where `default` is None.
+        As in `from_zarr`; a size in bytes for some axes too.
     shape, dtype
         Of the array.
-    default
-        Shape of the default block; None leaves the choice to dask.
 
     Raises
     ------
     ValueError
         `chunks` does not fit the array, or asks for more blocks than can be listed.
     """
-    wanted = _along_axes(chunks, len(shape))
-    for axis, (want, n) in enumerate(zip(wanted, shape, strict=True)):
-        is_empty = n == 0  # whose only length xarray passes on
-        if isinstance(want, numbers.Integral) and (want < -1 or (want == 0 and not is_empty)):
-            raise ValueError(f"chunks must be lengths above 0, or -1 for a whole axis, got {want} for axis {axis}")
-        if isinstance(want, str) and want != "auto" and default is not None:
-            raise ValueError(
-                f"chunks has {want!r} for axis {axis}: a size in bytes is that of whole blocks, as chunks='100 MiB'"
-            )
-    if default is not None:
-        wanted = tuple(d if want == "auto" else want for want, d in zip(wanted, default, strict=True))
-    elif dtype.hasobject:  # of which dask knows no size
+    wanted = _along_axes(chunks, shape)
+    if dtype.hasobject:  # of which dask knows no size
         wanted = tuple(-1 if want == "auto" else want for want in wanted)
     try:
         return normalize_chunks(wanted, shape, dtype=dtype)  # type: ignore[no-untyped-call, no-any-return]
@@ -258,10 +262,11 @@ def block_lengths(
         raise ValueError(f"chunks={chunks!r} makes more blocks of shape {shape} than can be listed") from error
 
 
-def _along_axes(chunks: Chunks, ndim: int) -> tuple[Any, ...]:
+def _along_axes(chunks: Chunks, shape: tuple[int, ...]) -> tuple[Any, ...]:
     """What is wanted along each axis: a length, the lengths of all blocks, "auto", a size in bytes, or None for all."""
     if not isinstance(chunks, (Mapping, str, numbers.Number, tuple, list, np.ndarray)):
         raise TypeError(f"chunks must be 'auto', a size as '100 MiB', lengths or a dict of axes, got {chunks!r}")
+    ndim = len(shape)
     if isinstance(chunks, Mapping):
         unknown = [axis for axis in chunks if axis not in range(ndim)]
         if unknown:
@@ -274,6 +279,10 @@ def _along_axes(chunks: Chunks, ndim: int) -> tuple[Any, ...]:
         wanted = (wanted,)
     if len(wanted) != ndim:
         raise ValueError(f"chunks has {len(wanted)} lengths, but the array has {ndim} axes")
+    for axis, (want, n) in enumerate(zip(wanted, shape, strict=True)):
+        is_empty = n == 0  # whose only length xarray passes on
+        if isinstance(want, numbers.Integral) and (want < -1 or (want == 0 and not is_empty)):
+            raise ValueError(f"chunks must be lengths above 0, or -1 for a whole axis, got {want} for axis {axis}")
     return wanted
 
 

@@ -101,6 +101,24 @@ def test_blocks_of_other_itemsizes_nest(grid, target):
             assert b == s or b % a == 0
 
 
+@given(grids(), st.integers(1, 1 << 30), st.data())
+def test_blocks_beside_named_lengths_are_whole_units_near_the_target(grid, target, data):
+    axes = data.draw(st.sets(st.sampled_from(range(len(grid.shape)))))
+    named = {axis: data.draw(st.integers(1, grid.shape[axis])) for axis in sorted(axes)}
+    block, unit = block_shape(grid, target, named=named), block_unit(grid, target)
+    for axis, (b, u, s) in enumerate(zip(block, unit, grid.shape, strict=True)):
+        assert b == named[axis] if axis in named else b == s or b % u == 0
+    least = [named.get(axis, min(u, s)) for axis, (u, s) in enumerate(zip(unit, grid.shape, strict=True))]
+    assert math.prod(block) * grid.dtype.itemsize <= max(math.sqrt(2) * target, math.prod(least) * grid.dtype.itemsize)
+
+
+@given(grids(), st.integers(1, 1 << 30), st.data())
+def test_naming_the_default_lengths_changes_no_block(grid, target, data):
+    default = block_shape(grid, target)
+    axes = data.draw(st.sets(st.sampled_from(range(len(grid.shape)))))
+    assert block_shape(grid, math.prod(default), itemsize=1, named={axis: default[axis] for axis in axes}) == default
+
+
 def test_a_huge_grid_of_tiny_chunks_is_no_loop():
     assert block_shape(Grid.of((10**12,), (8,), dtype="u1"), 256 * MIB) == (268435456,)
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from xgpuzarr.plan.layout import ArrayLayout
 
-__all__ = ["aligned_length", "block_shape", "block_unit", "first_cut", "select_blocks"]
+__all__ = ["aligned_length", "block_shape", "block_unit", "first_cut", "lengths_along", "select_blocks"]
 
 MAX_FACTOR = 1000
 """Largest factor looked for, of a number that an array's metadata may make as large as it likes."""
@@ -36,7 +36,9 @@ MAX_BLOCKS = 1_000_000
 """Most default blocks along an axis: dask lists them all, before anything is selected."""
 
 
-def block_shape(layout: ArrayLayout, target_bytes: int, *, itemsize: int | None = None) -> tuple[int, ...]:
+def block_shape(
+    layout: ArrayLayout, target_bytes: int, *, itemsize: int | None = None, named: Mapping[int, int] | None = None
+) -> tuple[int, ...]:
     """Shape of the default dask block of an array.
 
     Parameters
@@ -48,22 +50,27 @@ def block_shape(layout: ArrayLayout, target_bytes: int, *, itemsize: int | None 
         if there were more than `MAX_BLOCKS` along an axis.
     itemsize
         Bytes of one element of the block, where that is not the stored element: scaled integers become floats.
+    named
+        Lengths along axes that the user has named.
 
     Returns
     -------
     tuple of int
-        Elements along each axis, at least 1; a multiple of `block_unit`, or the whole axis.
+        Elements along each axis; where none are named at least 1, and a multiple of `block_unit` or the whole axis.
     """
-    itemsize = itemsize or layout.dtype.itemsize
+    itemsize, named = itemsize or layout.dtype.itemsize, named or {}
     unit = block_unit(layout, target_bytes, itemsize=itemsize)
     block = [max(1, min(u, s)) for u, s in zip(unit, layout.shape, strict=True)]
-    while (axis := _axis_to_grow(block, unit, layout)) is not None:
+    block = [named.get(axis, b) for axis, b in enumerate(block)]
+    while (axis := _axis_to_grow(block, unit, layout, named)) is not None:
         grown = min(2 * block[axis], layout.shape[axis])
         nbytes = _nbytes(block, itemsize)
         if nbytes * (nbytes // block[axis] * grown) >= target_bytes**2:  # no nearer to the target, in ratio
             break
         block[axis] = grown
     for axis, (b, s) in enumerate(zip(block, layout.shape, strict=True)):
+        if axis in named:
+            continue
         block[axis] = min(b * max(1, -(-s // (b * MAX_BLOCKS))), max(1, s))
     return tuple(block)
 
@@ -92,6 +99,12 @@ def first_cut(lengths: Sequence[int], unit: int) -> int | None:
     if not any(length % unit for length in set(lengths[:-1])):  # of very many blocks, few have lengths of their own
         return None
     return next((stop for stop in accumulate(lengths[:-1]) if stop % unit), None)
+
+
+def lengths_along(axis_length: int, length: int) -> tuple[int, ...]:
+    """Lengths of all blocks along an axis that has any: `length` each, and what remains."""
+    n_whole, rest = divmod(axis_length, length)
+    return (length,) * n_whole + (rest,) * (rest > 0)
 
 
 def aligned_length(length: int, unit: int, axis_length: int) -> int:
@@ -128,12 +141,15 @@ def select_blocks(lengths: Sequence[int], selected: range) -> tuple[tuple[int, .
     return tuple(parts.tolist()), int(of_blocks[touched].sum())
 
 
-def _axis_to_grow(block: Sequence[int], unit: Sequence[int], layout: ArrayLayout) -> int | None:
-    """Axis along which the next doubling keeps the block's proportions; None if the block is the array.
+def _axis_to_grow(
+    block: Sequence[int], unit: Sequence[int], layout: ArrayLayout, named: Mapping[int, int]
+) -> int | None:
+    """Axis along which the next doubling keeps the block's proportions; None if none is left to grow along.
 
     A block that is part of a shard grows inside that before it reaches into others.
     """
-    open_axes = [axis for axis, (b, s) in enumerate(zip(block, layout.shape, strict=True)) if b < s]
+    shape = layout.shape
+    open_axes = [axis for axis, (b, s) in enumerate(zip(block, shape, strict=True)) if b < s and axis not in named]
     in_shard = [axis for axis in open_axes if block[axis] < layout.object_shape[axis]]
     extended = in_shard or [axis for axis in open_axes if unit[axis] > 1]
     if extended:

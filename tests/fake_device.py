@@ -18,9 +18,9 @@ from xarray.namedarray import pycompat
 
 import xgpuzarr.array
 import xgpuzarr.cf
-import xgpuzarr.dask_arrays
 import xgpuzarr.device_variable
 import xgpuzarr.float32
+import xgpuzarr.transfer
 from xgpuzarr.execute import read_host
 
 WRAPPED_METHODS = (
@@ -127,7 +127,7 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
     known_to_xarray = SimpleNamespace(type=(FakeDeviceArray,), available=True)
     monkeypatch.setattr(xgpuzarr.array, "read", read)
     monkeypatch.setattr(xgpuzarr.device_variable, "device_problem", lambda: "")
-    monkeypatch.setattr(xgpuzarr.dask_arrays, "_cupy", lambda: cupy)
+    monkeypatch.setattr(xgpuzarr.transfer, "device_problem", lambda: "")
     for module in (xgpuzarr.cf, xgpuzarr.float32):  # no kernel takes such arrays; NumPy's functions do, by dispatch
         monkeypatch.setattr(module, "is_on_device", lambda _: False)
     monkeypatch.setitem(pycompat._cached_duck_array_modules, "cupy", known_to_xarray)

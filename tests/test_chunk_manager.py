@@ -49,16 +49,9 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def device(monkeypatch, fake_device):  # noqa: ARG001, F811
-    """Reads to the fake device, with the meta of dask arrays to match."""
-    monkeypatch.setattr(xgpuzarr.dask_arrays, "_cupy", lambda: FakeModule)
+def device(fake_device):  # noqa: ARG001, F811
+    """Reads to the fake device."""
     return "cuda"
-
-
-class FakeModule:
-    @staticmethod
-    def empty(shape, dtype):
-        return FakeDeviceArray(np.empty(shape, dtype))
 
 
 @pytest.fixture

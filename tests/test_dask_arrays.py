@@ -316,17 +316,6 @@ def test_a_handle_opens_nothing_before_it_reads(store):
         source[0]
 
 
-def test_a_process_without_a_device_builds_graphs_for_those_with_one(store, monkeypatch):
-    monkeypatch.setattr(xgpuzarr.dask_arrays, "device_problem", lambda: "no CUDA device")
-    xgpuzarr.dask_arrays._cupy.cache_clear()
-    array = from_zarr(store, device="cuda").mean(axis=0)
-    assert type(array._meta) is np.ndarray
-    assert array.dtype == np.dtype("f4")
-    source = handle(from_zarr(store, device="cuda"))
-    assert pickle.loads(pickle.dumps(source)).shape == SHAPE
-    xgpuzarr.dask_arrays._cupy.cache_clear()
-
-
 def test_names_are_deterministic(store):
     def make(**kwargs):
         return from_zarr(store, device="cpu", **kwargs).name

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xgpuzarr import float32
+from xgpuzarr.device_array import DEVICE_KINDS, is_on_device
 from xgpuzarr.kernels import launch_cf
-from xgpuzarr.transfer import DEVICE_KINDS, is_on_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

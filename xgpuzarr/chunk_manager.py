@@ -38,6 +38,7 @@ from xarray.core.indexing import (
 from xarray.namedarray.daskmanager import DaskManager
 from xarray.namedarray.parallelcompat import guess_chunkmanager
 
+from xgpuzarr.device_array import is_on_device
 from xgpuzarr.plan.blocks import block_shape, lengths_along, select_blocks
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ class BlockManager(DaskManager):
 
     def rechunk(self, data: Any, chunks: Any, **kwargs: Any) -> Any:
         """Rechunk a dask array, blocks on the device by tasks: distributed's shuffle takes them to the host's disk."""
-        if not isinstance(data._meta, np.ndarray):  # noqa: SLF001
+        if is_on_device(data):
             kwargs.setdefault("method", "tasks")
         return super().rechunk(data, chunks, **kwargs)
 

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import numbers
 import os
@@ -25,10 +24,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from xgpuzarr.array import open_array
-from xgpuzarr.errors import ChunkReadError, MissingDependencyError, UnsupportedError
+from xgpuzarr.errors import ChunkReadError, MissingDependencyError, UnsupportedError, XGpuZarrError
 from xgpuzarr.options import ReadOptions, checked_options
 from xgpuzarr.plan.blocks import aligned_length, block_shape, first_cut, lengths_along
-from xgpuzarr.system import block_bytes, device_problem
+from xgpuzarr.system import block_bytes
+from xgpuzarr.transfer import device_meta
 from xgpuzarr.warning import warn
 
 try:
@@ -134,7 +134,7 @@ def to_dask(array: LazyArray, chunks: Lengths) -> dask.array.Array:
             "dask's array.query-planning is on, and it does not push selections down to reads; "
             "set it to False before dask.array is imported"
         )
-    source = BlockSource(array)
+    source, ndim = BlockSource(array), len(array.shape)
     token = tokenize(source, str(chunks))  # a string is hashed faster than 10^5 numbers
     return dask.array.from_array(  # type: ignore[no-untyped-call, no-any-return]
         source,
@@ -142,7 +142,7 @@ def to_dask(array: LazyArray, chunks: Lengths) -> dask.array.Array:
         name=f"{array.name or 'zarr'}-{token}",
         lock=False,
         asarray=False,
-        meta=_meta(array),
+        meta=device_meta(ndim, array.dtype) if array.device == "cuda" else np.empty((0,) * ndim, array.dtype),
         inline_array=array.has_small_handle,
     )
 
@@ -180,8 +180,14 @@ class BlockSource:
     def __getitem__(self, key: Any) -> Any:
         try:
             return self._array[key]
-        except FileNotFoundError as error:  # unpickling opened nothing
-            raise ChunkReadError(f"{_this_process()} cannot open what the client opened: {error}") from error
+        except XGpuZarrError as error:
+            worker = _this_worker()
+            if not worker:
+                raise
+            raise type(error)(f"{worker}: {error}") from error
+        except OSError as error:  # of opening: unpickling opened nothing
+            process = _this_worker() or f"process {os.getpid()} on host {socket.gethostname()}"
+            raise ChunkReadError(f"{process} cannot open what the client opened: {error}") from error
 
     def __dask_tokenize__(self) -> str:
         return self._token
@@ -307,30 +313,13 @@ def _warn_of_cuts(layout: ArrayLayout, chunks: Lengths, axes: Sequence[Any], def
             )
 
 
-def _meta(array: LazyArray) -> Any:
-    """Zero-size array of the blocks' type; of NumPy's in a process that cannot make CuPy's."""
-    xp = _cupy() if array.device == "cuda" else np
-    return xp.empty((0,) * len(array.shape), dtype=array.dtype)
-
-
-@functools.cache
-def _cupy() -> Any:
-    if device_problem():
-        return np
-    import cupy
-
-    return cupy
-
-
-def _this_process() -> str:
-    """Name this process for somebody who reads an error message on another machine."""
-    host = socket.gethostname()
+def _this_worker() -> str:
+    """Name the worker whose task this is for somebody who reads an error message on another machine; "" outside one."""
     distributed = sys.modules.get("distributed")
-    if distributed is not None:
-        try:
-            worker = distributed.get_worker()
-        except ValueError:  # not in a task of a worker
-            pass
-        else:
-            return f"worker {worker.address} on host {host}"
-    return f"process {os.getpid()} on host {host}"
+    if distributed is None:
+        return ""
+    try:
+        worker = distributed.get_worker()
+    except ValueError:  # not in a task of a worker
+        return ""
+    return f"worker {worker.address} on host {socket.gethostname()}"

@@ -27,8 +27,9 @@ from xarray.core.variable import as_compatible_data
 
 from xgpuzarr.backend_array import GpuZarrBackendArray
 from xgpuzarr.chunk_manager import BlockVariable
+from xgpuzarr.device_array import DEVICE_KINDS, is_on_device
 from xgpuzarr.system import device_problem
-from xgpuzarr.transfer import DEVICE_KINDS, is_on_device, to_device
+from xgpuzarr.transfer import to_device, to_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,6 +88,10 @@ class DeviceVariable(BlockVariable):
     def broadcast_equals(self, other: Any, *args: Any, **kwargs: Any) -> Any:
         """Compare as `xarray.Variable.broadcast_equals` does, with what is on the host too."""
         return super().broadcast_equals(self._beside(getattr(other, "variable", other)), *args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def to_numpy(self) -> Any:
+        """The values as a NumPy array; workers copy those of dask blocks to the host, wherever this is called."""
+        return np.asarray(to_host(self.data))
 
     def set_dims(self, *args: Any, **kwargs: Any) -> Any:
         """Insert dimensions as `xarray.Variable.set_dims` does."""

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from xgpuzarr.device_array import is_on_device
 from xgpuzarr.kernels import launch_float32
-from xgpuzarr.transfer import is_on_device
 
 __all__ = ["arithmetic", "convert", "equal"]
 

@@ -1,20 +1,16 @@
-"""Is an array on the device, and how does it get to the other side? NumPy, CuPy, and dask arrays of either."""
+"""How does an array get to the device, or to the host? NumPy, CuPy, and dask arrays of either."""
 
 from __future__ import annotations
 
-import sys
+import copyreg
 from typing import Any
 
-__all__ = ["DEVICE_KINDS", "is_on_device", "to_device", "to_host"]
+import numpy as np
 
-DEVICE_KINDS = "biufc"
-"""Kinds of dtype that CuPy has: bool, int, unsigned, float, complex."""
+from xgpuzarr.device_array import DEVICE_KINDS, DeviceMeta, is_on_device
+from xgpuzarr.system import device_problem
 
-
-def is_on_device(data: Any) -> bool:
-    """Whether `data` is a CuPy array, or a dask array of CuPy blocks."""
-    cupy = sys.modules.get("cupy")  # who has not imported it has none of its arrays
-    return cupy is not None and isinstance(getattr(data, "_meta", data), cupy.ndarray)
+__all__ = ["device_meta", "to_device", "to_host"]
 
 
 def to_device(data: Any) -> Any:
@@ -34,11 +30,9 @@ def to_device(data: Any) -> Any:
         return data
     if data.dtype.kind not in DEVICE_KINDS:
         raise TypeError(f"CuPy has no {data.dtype} dtype; leave such variables on the host")
-    import cupy
-
     if _is_dask(data):
-        return data.map_blocks(cupy.asarray, dtype=data.dtype, meta=cupy.empty((0,) * data.ndim, data.dtype))
-    return cupy.asarray(data)
+        return data.map_blocks(_block_to_device, dtype=data.dtype, meta=device_meta(data.ndim, data.dtype))
+    return _block_to_device(data)
 
 
 def to_host(data: Any) -> Any:
@@ -51,13 +45,47 @@ def to_host(data: Any) -> Any:
     """
     if not is_on_device(data):
         return data
-    import cupy
-    import numpy as np
-
     if _is_dask(data):
-        return data.map_blocks(cupy.asnumpy, dtype=data.dtype, meta=np.empty((0,) * data.ndim, data.dtype))
-    return cupy.asnumpy(data)
+        return data.map_blocks(_block_to_host, dtype=data.dtype, meta=np.empty((0,) * data.ndim, data.dtype))
+    return _block_to_host(data)
+
+
+def device_meta(ndim: int, dtype: np.dtype[Any]) -> Any:
+    """Zero-size array of the kind that blocks on the device are, for the ``_meta`` of a dask array.
+
+    Returns
+    -------
+    cupy.ndarray or DeviceMeta
+        CuPy's, or its stand-in in a process without a device.
+    """
+    if device_problem():
+        return np.empty((0,) * ndim, dtype).view(DeviceMeta)
+    import cupy
+
+    return cupy.empty((0,) * ndim, dtype)
+
+
+# Workers import CuPy for their blocks; who makes the graph may have none.
+
+
+def _block_to_device(block: Any) -> Any:
+    import cupy
+
+    return cupy.asarray(block)
+
+
+def _block_to_host(block: Any) -> Any:
+    import cupy
+
+    return cupy.asnumpy(block)
 
 
 def _is_dask(data: Any) -> bool:
     return hasattr(data, "__dask_graph__")
+
+
+def _reduce_meta(meta: DeviceMeta) -> tuple[Any, ...]:
+    return device_meta, (meta.ndim, meta.dtype)
+
+
+copyreg.pickle(DeviceMeta, _reduce_meta)  # tasks that make arrays like it make them on the device

@@ -255,7 +255,7 @@ def test_local_folders_have_no_remote_reader(folder: Path) -> None:
 
 
 def test_pickled_handles_and_dask_blocks_read(http_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xgpuzarr.dask_arrays.device_problem", lambda: "")
+    monkeypatch.setattr("xgpuzarr.transfer.device_problem", lambda: "")
     array = pickle.loads(pickle.dumps(opened(http_store)))
     assert array.remote_reader == "kvikio"
     assert read(array).remote_reader == "kvikio"

@@ -16,7 +16,7 @@ import zarr
 from distributed import Client, LocalCluster, wait
 from zarr.storage import MemoryStore
 
-from xgpuzarr import ChunkReadError, ReadOptions, from_zarr
+from xgpuzarr import ChunkReadError, CorruptChunkError, ReadOptions, from_zarr
 
 SHAPE = (96, 20, 30)
 VALUES = np.random.default_rng(11).random(SHAPE)
@@ -137,3 +137,14 @@ def test_a_store_that_a_worker_does_not_see_is_named_with_the_worker(client, arr
         array.sum().compute()
     workers = "|".join(re.escape(address) for address in client.scheduler_info()["workers"])
     assert re.search(rf"worker ({workers}) on host \S+ cannot open .*{tmp_path}/t\.zarr", str(raised.value))
+
+
+def test_a_worker_that_meets_a_damaged_shard_is_named(client, array, tmp_path):
+    file = tmp_path / "t.zarr/c/3/0/0"
+    raw = bytearray(file.read_bytes())
+    raw[-10] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(CorruptChunkError) as raised:
+        array.sum().compute()
+    workers = "|".join(re.escape(address) for address in client.scheduler_info()["workers"])
+    assert re.match(rf"worker ({workers}) on host \S+: array '' of .*key 'c/3/0/0': .*CRC32C", str(raised.value))

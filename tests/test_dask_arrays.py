@@ -18,7 +18,7 @@ from dask.base import tokenize
 from dask.blockwise import Blockwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zarr.storage import MemoryStore
+from zarr.storage import FsspecStore, MemoryStore
 
 import xgpuzarr.dask_arrays
 from xgpuzarr import ChunkReadError, ReadOptions, UnsupportedError, XGpuZarrError, from_zarr
@@ -369,6 +369,14 @@ def test_arrays_of_other_stores_are_open_as_long_as_a_handle_is(counting, opened
     opened.clear()
     gc.collect()
     assert [store() for store in stores] == [None] * 3
+
+
+def test_arrays_behind_servers_are_opened_once_for_tasks_that_follow_one_another(store, opened):
+    fsspec_store = FsspecStore.from_url(f"file://{store}")
+    pickled = pickle.dumps(handle(from_zarr(fsspec_store, device="cpu")))
+    for row in (7, 8, 9):
+        np.testing.assert_array_equal(pickle.loads(pickled)[row], VALUES[row])
+    assert len(opened) == 1
 
 
 def test_a_process_keeps_no_more_arrays_open_than_it_says(tmp_path, monkeypatch):

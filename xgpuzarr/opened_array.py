@@ -12,11 +12,12 @@ import hashlib
 import json
 import os
 import weakref
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from zarr.storage import LocalStore, ZipStore
+from zarr.storage import FsspecStore, LocalStore, ObjectStore, ZipStore
 
 from xgpuzarr.errors import UnsupportedError, XGpuZarrError
 from xgpuzarr.opening import open_zarr_array, reader_for, reopen_zarr_array
@@ -31,6 +32,9 @@ __all__ = ["OpenedArray", "open_once"]
 
 MAX_OPENED = 256
 """Most arrays of local folders that a process keeps open for handles. They hold metadata, and no files."""
+
+MAX_OPENED_ON_SERVERS = 16
+"""Most arrays behind servers that it keeps open, with their clients."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,10 @@ _of_folders: dict[str, tuple[OpenedArray, dict[str, tuple[int, int]]]] = {}
 """Arrays of local folders, each with the state that its metadata documents had; every task has a handle of its own."""
 
 _of_stores: weakref.WeakValueDictionary[str, OpenedArray] = weakref.WeakValueDictionary()
-"""Arrays of all other stores. Their clients and files close, and their memory is freed, with the last handle."""
+"""Arrays of all other stores. Their files close, and their memory is freed, with the last handle."""
+
+_of_servers: deque[OpenedArray] = deque(maxlen=MAX_OPENED_ON_SERVERS)
+"""The last of those that are opened by requests: tasks that follow one another would each make them again."""
 
 
 def open_once(
@@ -133,6 +140,8 @@ def open_once(
         opened = _of_stores.get(token)
         if opened is None:
             opened = _of_stores[token] = open_again()
+            if isinstance(place, (FsspecStore, ObjectStore)):
+                _of_servers.append(opened)
         return opened
     opened, state = _of_folders.get(token, (None, {}))
     if opened is None or not _is_unchanged(state):

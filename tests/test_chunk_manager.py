@@ -249,20 +249,43 @@ def test_blocks_that_cut_default_blocks_but_no_chunk_do_not_warn(store):
         xr.open_dataset(store, engine=Engine, chunks={"time": 12})
 
 
-@pytest.mark.parametrize("limit", [1, TARGET_BYTES // 2, TARGET_BYTES, 3 * TARGET_BYTES, "1 GiB"])
+@pytest.fixture
+def open_large(tmp_path):
+    """Opens an array far larger than dask's own blocks, in chunks of 1 MiB; nothing is written."""
+    group = zarr.create_group(tmp_path / "large.zarr")
+    group.create_array("t", shape=(4000, 512, 1024), chunks=(1, 512, 512), dtype="f4", dimension_names=DIMS)
+
+    def open_t(target_mib, chunks=None):
+        options = ReadOptions(target_block_bytes=target_mib << 20)
+        kwargs = {"engine": "gpuzarr", "device": "cpu", "consolidated": False, "options": options}
+        return xr.open_dataset(tmp_path / "large.zarr", chunks=chunks, **kwargs).t
+
+    return open_t
+
+
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("axes", [c for n in range(1, 4) for c in itertools.combinations(DIMS, n)])
-@pytest.mark.parametrize(("target_bytes", "steps"), [(TARGET_BYTES, STEPS_OF_8), (1 << 30, (100,))])
-def test_auto_keeps_default_blocks_whatever_dask_would_choose(store, limit, axes, target_bytes, steps):
-    kwargs = {"engine": Engine, "target_bytes": target_bytes}
-    with dask.config.set({"array.chunk-size": limit}), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert xr.open_dataset(store, **kwargs, chunks="auto").t.chunks == (steps, (20,), (30,))
-        assert xr.open_dataset(store, **kwargs).chunk("auto").t.chunks == (steps, (20,), (30,))
-        for others in ({}, dict.fromkeys(set(DIMS) - set(axes), -1)):
-            chunks = others | dict.fromkeys(axes, "auto")
-            expected = (100,) if chunks.get("time") == -1 else steps
-            for ds in (xr.open_dataset(store, **kwargs, chunks=chunks), xr.open_dataset(store, **kwargs).chunk(chunks)):
-                assert ds.t.chunks == (expected, (20,), (30,)) or ("time" not in chunks and ds.t.chunks[0] == (100,))
+@pytest.mark.parametrize(("target_mib", "length"), [(16, 8), (128, 64), (1024, 512), (1 << 14, 4000)])
+def test_auto_is_the_default_whatever_dask_would_choose(open_large, axes, target_mib, length):
+    default = open_large(target_mib, {}).chunks
+    assert (default[0][0], *default[1:]) == (length, (512,), (1024,))
+    assert open_large(target_mib, "auto").chunks == default
+    assert open_large(target_mib).chunk("auto").chunks == default
+    assert open_large(target_mib, dict.fromkeys(axes, "auto")).chunks == default
+    named = {"time": length, "y": 512, "x": 1024} | dict.fromkeys(axes, "auto")
+    assert open_large(target_mib, named).chunks == default
+    assert open_large(target_mib).chunk(named).chunks == default
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("target_mib", [1, 16, 1024])
+def test_auto_is_near_the_size_that_dask_was_told(open_large, target_mib):
+    default = open_large(target_mib, {}).chunks
+    with dask.config.set({"array.chunk-size": "64 MiB"}):
+        assert open_large(target_mib, {}).chunks == default
+        for chunks in ("auto", {"time": "auto", "y": -1, "x": -1}):
+            blocks = open_large(target_mib, chunks).data
+            assert blocks.chunksize == (32, 512, 1024)
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0, 0)])
@@ -288,6 +311,16 @@ def test_auto_leaves_tiles_whole(tmp_path):
     assert series.chunks == ((100,), (7, 7, 6), (8, 8, 8, 6))
 
 
+@pytest.mark.parametrize(("chunks", "chunk_size"), [({}, "128MiB"), ("auto", "128MiB"), ({}, "64 MiB")])
+def test_arrays_of_any_length_can_be_opened(tmp_path, chunks, chunk_size):
+    group = zarr.create_group(tmp_path / "long.zarr")
+    group.create_array("t", shape=(2**61,), chunks=(2**10,), dtype="u1", dimension_names=["time"])
+    kwargs = {"engine": "gpuzarr", "device": "cpu", "consolidated": False}
+    with dask.config.set({"array.chunk-size": chunk_size}):
+        ds = xr.open_dataset(tmp_path / "long.zarr", chunks=chunks, **kwargs)
+    assert 900_000 < len(ds.t.chunks[0]) <= 1_000_000
+
+
 def test_a_size_in_bytes_makes_whole_chunks(store):
     ds = xr.open_dataset(store, engine=Engine).chunk(f"{13 * 20 * 30 * 4} B")
     assert ds.t.chunks == ((16,) * 6 + (4,), (20,), (30,))
@@ -298,7 +331,9 @@ def test_a_size_in_bytes_makes_whole_chunks(store):
 def test_preferred_blocks_are_a_dict_that_does_not_pose_as_stored_chunks(store):
     preferred = xr.open_dataset(store, engine=Engine).t.encoding["preferred_chunks"]
     assert preferred == {"time": 8, "y": 20, "x": 30}
-    assert type(pickle.loads(pickle.dumps(preferred))) is PreferredBlocks
+    again = pickle.loads(pickle.dumps(preferred))
+    assert type(again) is PreferredBlocks
+    assert again.objects == {"time": 4, "y": 20, "x": 30}
     assert preferred.get("time", 20) == [8, 8, 4]
     assert preferred.get("time", 0) == 8
     assert preferred.get("other", 100) == 100

@@ -39,7 +39,7 @@ from xarray.namedarray.daskmanager import DaskManager
 from xarray.namedarray.parallelcompat import guess_chunkmanager
 
 from xgpuzarr.device_array import is_on_device
-from xgpuzarr.plan.blocks import block_shape, lengths_along, select_blocks
+from xgpuzarr.plan.blocks import block_shape, lengths_along, listable, select_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
@@ -136,7 +136,14 @@ class PreferredBlocks(dict[Any, int]):
     xarray asks such a mapping twice: with a default for the lengths to use where the user named none, and without one
     for the stored chunks whose cutting deserves a warning. A cut through a block is none: it may well lie between
     stored chunks. So the second question gets no answer, and `BlockManager` warns of the cuts that matter.
+
+    Attributes
+    ----------
+    objects
+        Lengths of the stored chunks or shards by dimension.
     """
+
+    objects: Mapping[Any, int]
 
     def get(self, dim: Any, axis_length: Any = None) -> Any:
         """Lengths of all blocks along a dimension if the length of that is given, else None."""
@@ -144,6 +151,8 @@ class PreferredBlocks(dict[Any, int]):
             return None
         if axis_length == 0 or dim not in self:  # dask divides by the largest length
             return super().get(dim, axis_length)
+        if _has_chunk_size():
+            return list(lengths_along(axis_length, _UnnamedLength(listable(self.objects[dim], axis_length))))
         return _KeptLengths(lengths_along(axis_length, _UnnamedLength(self[dim])))
 
 
@@ -164,8 +173,16 @@ class _KeptLengths(list[int]):
         return np.array([np.nan])
 
 
+def _has_chunk_size() -> bool:
+    """Whether dask's size of "auto" is one that the user has chosen: then dask joins stored chunks up to that."""
+    from dask import config
+
+    default = config.merge(*config.defaults)
+    return bool(config.get("array.chunk-size") != config.get("array.chunk-size", config=default))
+
+
 def _is_unnamed(want: Any) -> bool:
-    """Whether an element of `chunks` is what `_KeptLengths` became in dask's hands."""
+    """Whether an element of `chunks` is what `PreferredBlocks` gave: the first block that dask joins has a sum."""
     return isinstance(want, tuple) and len(want) > 0 and isinstance(want[0], _UnnamedLength)
 
 
@@ -187,11 +204,12 @@ def preferred_blocks(dims: Iterable[Hashable], array: StoredArray, itemsize: int
     PreferredBlocks
         Empty for an array without a layout: dask decides on those.
     """
-    if array.layout is None:
-        return PreferredBlocks()
-    return PreferredBlocks(
-        zip(dims, block_shape(array.layout, array.target_block_bytes, itemsize=itemsize), strict=True)
-    )
+    layout, preferred = array.layout, PreferredBlocks()
+    if layout is not None:
+        dims = tuple(dims)
+        preferred.update(zip(dims, block_shape(layout, array.target_block_bytes, itemsize=itemsize), strict=True))
+        preferred.objects = dict(zip(dims, layout.object_shape, strict=True))
+    return preferred
 
 
 class BlockManager(DaskManager):

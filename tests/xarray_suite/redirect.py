@@ -69,7 +69,9 @@ class Redirection:
                 engine = plugins.guess_engine(filename_or_obj)
             if engine == "zarr":
                 self.n_opened += 1
-                engine, kwargs["device"], kwargs["options"] = ENGINE, "cpu", STORED_CHUNKS
+                # "auto" is near dask's size with engine="zarr", and near the target of default blocks with ours
+                options = ReadOptions() if kwargs.get("chunks") == "auto" else STORED_CHUNKS
+                engine, kwargs["device"], kwargs["options"] = ENGINE, "cpu", options
             return opener(filename_or_obj, engine=engine, **kwargs)
 
         return redirected

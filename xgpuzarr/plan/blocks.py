@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from xgpuzarr.plan.layout import ArrayLayout
 
-__all__ = ["aligned_length", "block_shape", "block_unit", "first_cut", "lengths_along", "select_blocks"]
+__all__ = ["aligned_length", "block_shape", "block_unit", "first_cut", "lengths_along", "listable", "select_blocks"]
 
 MAX_FACTOR = 1000
 """Largest factor looked for, of a number that an array's metadata may make as large as it likes."""
@@ -69,9 +69,8 @@ def block_shape(
             break
         block[axis] = grown
     for axis, (b, s) in enumerate(zip(block, layout.shape, strict=True)):
-        if axis in named:
-            continue
-        block[axis] = min(b * max(1, -(-s // (b * MAX_BLOCKS))), max(1, s))
+        if axis not in named:
+            block[axis] = listable(b, s)
     return tuple(block)
 
 
@@ -99,6 +98,11 @@ def first_cut(lengths: Sequence[int], unit: int) -> int | None:
     if not any(length % unit for length in set(lengths[:-1])):  # of very many blocks, few have lengths of their own
         return None
     return next((stop for stop in accumulate(lengths[:-1]) if stop % unit), None)
+
+
+def listable(length: int, axis_length: int) -> int:
+    """Least multiple of `length`, or else the whole axis, of which there are no more than `MAX_BLOCKS` along it."""
+    return min(length * max(1, -(-axis_length // (length * MAX_BLOCKS))), max(1, axis_length))
 
 
 def lengths_along(axis_length: int, length: int) -> tuple[int, ...]:

@@ -177,8 +177,8 @@ def _has_chunk_size() -> bool:
     """Whether dask's size of "auto" is one that the user has chosen: then dask joins stored chunks up to that."""
     from dask import config
 
-    default = config.merge(*config.defaults)
-    return bool(config.get("array.chunk-size") != config.get("array.chunk-size", config=default))
+    chosen = config.get("array.chunk-size")
+    return all(default.get("array", {}).get("chunk-size") != chosen for default in config.defaults)
 
 
 def _is_unnamed(want: Any) -> bool:

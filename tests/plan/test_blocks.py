@@ -115,9 +115,7 @@ def test_blocks_beside_named_lengths_are_whole_units_near_the_target(grid, targe
 @given(grids(), st.integers(1, 1 << 30), st.data())
 def test_naming_the_default_lengths_changes_no_block(grid, target, data):
     default = block_shape(grid, target)
-    assume(
-        block_unit(grid, math.prod(default), itemsize=1) == block_unit(grid, target)
-    )  # parts of a large shard
+    assume(block_unit(grid, math.prod(default), itemsize=1) == block_unit(grid, target))  # parts of a large shard
     axes = data.draw(st.sets(st.sampled_from(range(len(grid.shape)))))
     assert block_shape(grid, math.prod(default), itemsize=1, named={axis: default[axis] for axis in axes}) == default
 

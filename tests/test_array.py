@@ -39,7 +39,8 @@ def append(store: Path) -> None:
 
 def reopened(array: Any) -> Any:
     """The array as another process has it."""
-    xgpuzarr.opened_array._opened.clear()
+    xgpuzarr.opened_array._of_folders.clear()
+    xgpuzarr.opened_array._of_servers.clear()
     return pickle.loads(pickle.dumps(array))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import xarray as xr
 
 from xgpuzarr.chunk_manager import read_by
+from xgpuzarr.device_array import DEVICE_KINDS
 from xgpuzarr.device_variable import DeviceVariable, beside, lazy_selection, on_host, stored_array
 from xgpuzarr.transfer import to_device, to_host
 
@@ -138,7 +139,7 @@ class GpuZarrDatasetAccessor:
             CuPy has no such dtype, or the variable is an index.
         """
         if names is None:
-            names = [name for name, array in self._dataset.data_vars.items() if array.dtype.kind in "biufc"]
+            names = [name for name, array in self._dataset.data_vars.items() if array.dtype.kind in DEVICE_KINDS]
         names = _names(names)
         for name in names:
             if name in self._dataset.xindexes:

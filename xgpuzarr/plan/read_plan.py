@@ -174,9 +174,9 @@ class ReadPlan:
 
     def slice_columns(self, rows: Rows) -> SliceColumns | None:
         """Regions of `rows` as columns, for one launch over many chunks; None if a group is not a slice."""
-        tables = [table for table in self.group_chunks if isinstance(table, SliceChunks)]
-        if len(tables) != len(self.group_chunks):
+        if not self.is_of_slices:
             return None
+        tables = [table for table in self.group_chunks if isinstance(table, SliceChunks)]
         picks = self.group_row[rows]
         shape = (len(picks), len(tables))
         columns = [np.empty(shape, np.int64) for _ in range(3)]

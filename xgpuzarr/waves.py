@@ -98,16 +98,14 @@ class Waves:
         only reading finds out.
     missing
         Plan rows of chunks that were found not to be stored, in no wave; whoever fills in for them takes them away.
-    is_local
-        Whether the store is a local folder.
     """
 
     def __init__(self, plan: ReadPlan, source: Source, straight_offset: NDArray[np.int64]) -> None:
         self._plan, self._source, self._straight_offset = plan, source, straight_offset
-        self.is_local = isinstance(source.reader, LocalReader)
+        self._is_local = isinstance(source.reader, LocalReader)
         self.missing: list[NDArray[np.int64]] = []
         nowhere = np.full(plan.n_chunks, MISSING, np.int64)
-        is_told = self.is_local or bool(plan.layout.shard_levels)
+        is_told = self._is_local or bool(plan.layout.shard_levels)
         self.ranges = ByteRanges(plan.object_row, np.zeros_like(nowhere), nowhere) if is_told else None
         self._waves = self._make()
         self._made: deque[NDArray[np.int64]] = deque()
@@ -163,7 +161,7 @@ class Waves:
         rows = np.arange(plan.n_chunks)
         if n_waves < 3:
             yield rows, max(1, n_waves - 0.5), False
-        elif not (self.is_local and plan.layout.shard_levels):
+        elif not (self._is_local and plan.layout.shard_levels):
             yield rows, n_waves - 1, True
         else:
             first_nbytes = min(plan.decoded_nbytes // (n_waves - 1) // 2, MAX_FIRST_WAVE_DECODED_NBYTES)
@@ -177,7 +175,7 @@ class Waves:
         """Waves in which reading and decoding overlap well."""
         plan, compressor = self._plan, self._plan.layout.codec_chain.compressor
         share, largest = plan.decoded_nbytes, MAX_WAVE_DECODED_NBYTES
-        if not self.is_local:
+        if not self._is_local:
             share, largest = share // N_STORE_WAVES, MAX_STORE_WAVE_DECODED_NBYTES
         elif compressor is not None and (compressor.codec == "blosc" or plan.layout.chunk_nbytes < LARGE_FRAME_NBYTES):
             share, largest = share // N_WAVES, MAX_SMALL_WAVE_DECODED_NBYTES
@@ -206,7 +204,7 @@ class Waves:
         """Cut rows into `n_even` waves, or more for the memory budget; the first half as large if `is_halved`."""
         chunk_nbytes, chain = self._plan.layout.chunk_nbytes, self._plan.layout.codec_chain
         is_straight = self._straight_offset[rows] >= 0
-        if chain.compressor is None and self.is_local and is_straight.all():
+        if chain.compressor is None and self._is_local and is_straight.all():
             return [rows] if len(rows) else []  # read straight to their place: nothing to overlap with
         scratch_factor = SCRATCH_FACTOR.get(chain.compressor.codec, 0.0) if chain.compressor else 0.0
         scratch_factor += FILTER_FACTOR if chain.filters else 0.0

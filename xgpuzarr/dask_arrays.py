@@ -25,6 +25,7 @@ import numpy as np
 
 from xgpuzarr.array import open_array
 from xgpuzarr.errors import ChunkReadError, MissingDependencyError, UnsupportedError, XGpuZarrError
+from xgpuzarr.freed_memory import keep_freed_memory
 from xgpuzarr.options import ReadOptions, checked_options
 from xgpuzarr.plan.blocks import aligned_length, block_shape, first_cut, lengths_along
 from xgpuzarr.system import block_bytes
@@ -178,6 +179,7 @@ class BlockSource:
         return len(self.shape)
 
     def __getitem__(self, key: Any) -> Any:
+        keep_freed_memory()
         try:
             return self._array[key]
         except XGpuZarrError as error:

@@ -130,7 +130,7 @@ def test_reads_at_once_share_the_free_memory(tmp_path: Path, monkeypatch: pytest
         return parts
 
     monkeypatch.setattr(waves.Waves, "_cut", noting)
-    monkeypatch.setattr("cupy.cuda.runtime.memGetInfo", lambda: (64_000, 64_000))
+    monkeypatch.setattr("cupy.cuda.runtime.memGetInfo", lambda: (32_000, 32_000))
 
     def largest_wave() -> int:
         sizes.append([])

@@ -38,7 +38,7 @@ __all__ = ["N_IN_FLIGHT", "Waves", "reading"]
 N_IN_FLIGHT = 4
 """Waves in flight at most: one is read while others decode."""
 
-N_WAVES = 4
+N_WAVES = 6
 """Waves that a read of small frames or streams (Blosc) is cut into: the next is read while the last decodes. One wave
 for large frames, as was measured: nvCOMP takes as long for hundreds of them as for one, and longer for them in several
 calls at once."""

@@ -2,10 +2,11 @@
 
 Each store is read whole with `xgpuzarr.open_array`, without dask, as the unit that a GPU can be compared with. Then,
 for each number of GPUs, a `LocalCUDACluster` with one worker a GPU takes (a) the mean of an array, for which workers
-exchange next to nothing, (b) the means of 12 groups along time, for which they exchange one block each, and (c) means
-of blocks changed from maps to time series, for which they exchange everything. ``--workers-per-gpu`` runs as many
-workers on the one GPU instead. Rates are decoded bytes over seconds; `efficiency` is the rate over the number of GPUs,
-as a part of the first number's. Every result is compared with that of NumPy.
+exchange next to nothing, (b) the means of 12 groups along time, and (c) means of blocks changed from maps to time
+series. For (b) and (c) they exchange everything: xarray brings the fields of a group together before it takes their
+mean. ``--workers-per-gpu`` runs as many workers on the one GPU instead. Rates are decoded bytes over seconds;
+`efficiency` is the rate over the number of GPUs, as a part of the first number's. Every result is compared with that of
+NumPy.
 
 Run ``python benchmarks/scaling.py --gpus 1 2 --json benchmarks/results/scaling.json``. Data is written to a temporary
 folder, which every worker must see.
@@ -66,7 +67,7 @@ def plain_reading(store: Store, arguments: argparse.Namespace) -> dict[str, Any]
     import cupy
 
     array = open_array(store.path, path="t", device="cuda")
-    step = max(1, (1 << 30) // (array.nbytes // len(array)))
+    step = max(1, (arguments.target_mib << 20) // (array.nbytes // len(array)))
 
     def read() -> None:
         for start in range(0, len(array), step):

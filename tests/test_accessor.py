@@ -201,9 +201,8 @@ COPIED_BY_CUPY = {
     "dot": lambda ds, weights: xr.dot(ds.t, weights, dim="lat"),
 }
 FIXED_BY_TO_DEVICE = {
-    "where": lambda ds, weights: ds.t.where(ds.t > 0.5) * weights,
     "condition": lambda ds, weights: ds.t.where(weights > 0.95),
-    "function": lambda ds, weights: weights * np.sqrt(ds.t),
+    "function of two": lambda ds, weights: np.hypot(ds.t, weights),
 }
 
 

@@ -4,16 +4,18 @@
 * Assignment to a lazy variable copies it with NumPy first, and CuPy refuses assigned values from the host.
 * Positions that are not there are an error for NumPy; CuPy takes them modulo the length.
 * Comparison (`equals`, `identical`, `xarray.merge`) takes CuPy's refusal to compare with host data for a difference.
-* `ds.t * np.cos(ds.lat)` mixes it with a coordinate, which is on the host; CuPy refuses that. The host operand, mostly
-  small, is copied to the device instead. The result is a `DeviceVariable` again, so whole expressions work.
-* `ds.lat * ds.t` asks the index first, for `DeviceVariable` is no subclass of `IndexVariable`. xarray makes indexes
-  itself, at every selection anew, so their class gets a method that does the same where the other is on the device.
 * xarray asks whether a right operand has `data`, which reads lazy data, and then for the data, which reads it again.
 * Broadcasting and reindexing take lazy data for NumPy's.
 * `float(ds.t.mean())` asks for one number in so many words, and gets it.
 
-What comes out of `xarray.apply_ufunc` (`where`, `np.sqrt`, `weighted`) is a plain variable, and CuPy refuses to mix it
-with host data, as it does within such functions: ``.gpuzarr.beside(ds.t)`` on the other operand is the way.
+`ds.t * np.cos(ds.lat)` mixes such a variable with a coordinate, which is on the host; CuPy refuses that. The host
+operand, mostly small, is copied to the device instead. Methods of `DeviceVariable` would not do: `ds.lat * ds.t` asks
+the index first, and what xarray's functions make (`fillna`, `where`, `concat`, `np.sqrt`) are plain variables. xarray
+makes all of those itself, so importing this module extends the two methods of `xarray.Variable` that operators call.
+Operands of which none is on the device go on to xarray's own methods, untouched.
+
+Functions of two operands (`where`, `xr.where`) do not calculate by operators, and CuPy refuses within them:
+``.gpuzarr.beside(ds.t)`` on the other operand is the way.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from xgpuzarr.transfer import to_device, to_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
 __all__ = ["DeviceVariable", "beside", "lazy_selection", "on_host", "stored_array"]
 
@@ -83,11 +87,15 @@ class DeviceVariable(BlockVariable):
 
     def equals(self, other: Any, *args: Any, **kwargs: Any) -> Any:
         """Compare as `xarray.Variable.equals` does, with what is on the host too."""
-        return super().equals(self._beside(getattr(other, "variable", other)), *args, **kwargs)  # type: ignore[no-untyped-call]
+        return super().equals(self._comparable(other), *args, **kwargs)  # type: ignore[no-untyped-call]
 
     def broadcast_equals(self, other: Any, *args: Any, **kwargs: Any) -> Any:
         """Compare as `xarray.Variable.broadcast_equals` does, with what is on the host too."""
-        return super().broadcast_equals(self._beside(getattr(other, "variable", other)), *args, **kwargs)  # type: ignore[no-untyped-call]
+        return super().broadcast_equals(self._comparable(other), *args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _comparable(self, other: Any) -> Any:
+        other = getattr(other, "variable", other)
+        return _beside(other, self) if isinstance(other, xr.Variable) and not on_host(self) else other
 
     def to_numpy(self) -> Any:
         """The values as a NumPy array; workers copy those of dask blocks to the host, wherever this is called."""
@@ -95,42 +103,31 @@ class DeviceVariable(BlockVariable):
 
     def set_dims(self, *args: Any, **kwargs: Any) -> Any:
         """Insert dimensions as `xarray.Variable.set_dims` does."""
-        return xr.Variable.set_dims(self._read(), *args, **kwargs)  # type: ignore[no-untyped-call]
+        return xr.Variable.set_dims(_read(self), *args, **kwargs)  # type: ignore[no-untyped-call]
 
     def reduce(self, *args: Any, **kwargs: Any) -> Any:
         """Reduce as `xarray.Variable.reduce` does."""
-        return self._kept(super().reduce(*args, **kwargs))
+        return _kept(super().reduce(*args, **kwargs))
 
     def _getitem_with_mask(self, *args: Any, **kwargs: Any) -> Any:
-        return xr.Variable._getitem_with_mask(self._read(), *args, **kwargs)  # type: ignore[no-untyped-call]  # noqa: SLF001
-
-    def _read(self) -> DeviceVariable:
-        """The variable with its values in memory; itself if they are, or are in dask blocks."""
-        return self._replace(data=self.data) if isinstance(self._data, indexing.ExplicitlyIndexed) else self
-
-    def _binary_op(self, other: Any, f: Any, reflexive: bool = False) -> Any:
-        return self._kept(xr.Variable._binary_op(self._read(), self._beside(other), f, reflexive))  # type: ignore[no-untyped-call]  # noqa: SLF001
-
-    def _inplace_binary_op(self, other: Any, f: Any) -> Any:
-        return super()._inplace_binary_op(self._beside(other), f)  # type: ignore[no-untyped-call]
+        return xr.Variable._getitem_with_mask(_read(self), *args, **kwargs)  # type: ignore[no-untyped-call]  # noqa: SLF001
 
     def __array_wrap__(self, obj: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        return self._kept(super().__array_wrap__(obj, context, return_scalar))  # type: ignore[no-untyped-call]
+        return _kept(super().__array_wrap__(obj, context, return_scalar))  # type: ignore[no-untyped-call]
 
-    def _kept(self, result: Any) -> Any:
-        """Make a result of arithmetic a variable of this class."""
-        if not isinstance(result, xr.Variable):
-            return result
-        data: Any = result._data  # noqa: SLF001
-        return type(self)(result.dims, data, result.attrs, result.encoding, fastpath=True)
 
-    def _beside(self, other: Any) -> Any:
-        """Read an operand on the device; copy one on the host there, if it has numbers and the variable is there."""
-        if isinstance(other, DeviceVariable):
-            return other._read()  # noqa: SLF001
-        if not isinstance(other, (xr.Variable, np.ndarray)) or other.dtype.kind not in DEVICE_KINDS or on_host(self):
-            return other
-        return beside(other, self) if isinstance(other, xr.Variable) else to_device(other)
+def _kept(result: Any) -> Any:
+    """Make a result of arithmetic a `DeviceVariable`."""
+    if not isinstance(result, xr.Variable):
+        return result
+    data: Any = result._data  # noqa: SLF001
+    return DeviceVariable(result.dims, data, result.attrs, result.encoding, fastpath=True)
+
+
+def _read(variable: xr.Variable) -> xr.Variable:
+    """The variable with its values in memory; itself if they are, or are in dask blocks."""
+    lazy = isinstance(variable._data, indexing.ExplicitlyIndexed)  # noqa: SLF001
+    return variable._replace(data=variable.data) if lazy else variable
 
 
 def beside(variable: xr.Variable, other: xr.Variable) -> xr.Variable:
@@ -158,29 +155,69 @@ def beside(variable: xr.Variable, other: xr.Variable) -> xr.Variable:
     return DeviceVariable(variable.dims, to_device(data), variable.attrs)
 
 
-def _reflected(name: str) -> Any:
-    inherited = getattr(BlockVariable, name)
-
-    def operator(self: DeviceVariable, other: Any) -> Any:
-        return inherited(self, other)
-
-    return operator
+_binary_op_of_xarray: Any = xr.Variable._binary_op  # noqa: SLF001
+_inplace_binary_op_of_xarray: Any = xr.Variable._inplace_binary_op  # noqa: SLF001
 
 
-# Python asks the right operand first only if its class defines the operator itself.
-for _name in ["radd", "rsub", "rmul", "rpow", "rtruediv", "rfloordiv", "rmod", "rand", "rxor", "ror"]:
-    setattr(DeviceVariable, f"__{_name}__", _reflected(f"__{_name}__"))
+def _binary_op(self: xr.Variable, other: Any, f: Any, reflexive: bool = False) -> Any:
+    """`xarray.Variable._binary_op`, where one operand may be on the device and the other on the host."""
+    one, two = _beside_each_other(self, other)
+    result = _binary_op_of_xarray(one, two, f, reflexive)
+    return _kept(result) if isinstance(one, DeviceVariable) or isinstance(two, DeviceVariable) else result
 
 
-def _index_binary_op(self: xr.IndexVariable, other: Any, f: Any, reflexive: bool = False) -> Any:
-    """`xarray.IndexVariable._binary_op`, where the right operand may be a `DeviceVariable`."""
-    if not isinstance(other, DeviceVariable):
-        return xr.Variable._binary_op(self, other, f, reflexive)  # type: ignore[no-untyped-call]  # noqa: SLF001
-    operand = other._beside(self)  # noqa: SLF001
-    return other._kept(xr.Variable._binary_op(operand, other._read(), f, reflexive))  # type: ignore[no-untyped-call]  # noqa: SLF001
+def _inplace_binary_op(self: xr.Variable, other: Any, f: Any) -> Any:
+    """`xarray.Variable._inplace_binary_op`, where one operand may be on the device and the other on the host."""
+    if not isinstance(other, (xr.Variable, np.ndarray)):
+        return _inplace_binary_op_of_xarray(self, other, f)
+    if not on_host(self):
+        return _inplace_binary_op_of_xarray(self, _beside(other, self), f)
+    if not isinstance(other, xr.Variable) or on_host(other) or not _has_numbers(self._data, self.dtype):
+        return _inplace_binary_op_of_xarray(self, other, f)
+    if not hasattr(self._data, "__dask_graph__"):  # other variables may be views of the array, which has to stay
+        raise TypeError(
+            "NumPy's array in a variable cannot be changed in place by values on the device: write `a = a * b` for "
+            "`a *= b`, which gives a variable on the device, or copy the values to the host first, with .as_numpy()"
+        )
+    self.data = _inplace_binary_op_of_xarray(beside(self, other), _read(other), f).data
+    return self
 
 
-xr.IndexVariable._binary_op = _index_binary_op  # type: ignore[assignment,method-assign]  # noqa: SLF001
+xr.Variable._binary_op = _binary_op  # type: ignore[method-assign]  # noqa: SLF001
+xr.Variable._inplace_binary_op = _inplace_binary_op  # type: ignore[method-assign]  # noqa: SLF001
+
+
+def _beside_each_other(one: xr.Variable, other: Any) -> tuple[Any, Any]:
+    """Two operands as they can meet: both as they are, unless one is on the device and the other one is an array.
+
+    All arithmetic of all variables in the process comes through here.
+    """
+    if not isinstance(other, (xr.Variable, np.ndarray)):
+        return one, other
+    if not on_host(one):
+        return _read(one), _beside(other, one)
+    if isinstance(other, xr.Variable) and not on_host(other):
+        return _beside(one, other), _read(other)
+    return one, other
+
+
+def _beside(operand: xr.Variable | NDArray[Any], other: xr.Variable) -> Any:
+    """Read an operand on the device, so that it is read once; copy one on the host beside the other, if of numbers."""
+    if not isinstance(operand, xr.Variable):
+        return to_device(operand) if _has_numbers(operand, operand.dtype) else operand
+    if not on_host(operand):
+        return _read(operand)
+    return beside(operand, other) if _has_numbers(operand._data, operand.dtype) else operand  # noqa: SLF001
+
+
+def _has_numbers(data: Any, dtype: Any) -> bool:
+    """Whether data on the host is a NumPy array of numbers, or gives one when it is read or computed.
+
+    Others' arrays have their own ways to mix with CuPy's, or a mask or a unit that would be lost.
+    """
+    meta = getattr(data, "_meta", data)
+    is_numpy = isinstance(meta, (np.ndarray, indexing.ExplicitlyIndexed)) and not isinstance(meta, np.ma.MaskedArray)
+    return is_numpy and isinstance(dtype, np.dtype) and dtype.kind in DEVICE_KINDS
 
 
 class _CopyOnWriteDeviceArray(indexing.CopyOnWriteArray):
@@ -207,10 +244,11 @@ def stored_array(data: Any) -> GpuZarrBackendArray | None:
 
     None for data that is in memory or computed.
     """
-    if hasattr(data, "__dask_graph__"):
+    layers = getattr(getattr(data, "dask", None), "layers", None)
+    if layers is not None:
         # dask keeps what blocks are cut from under their array's name; calculated and assigned blocks have other names
         original = f"original-{data.name}"
-        data = getattr(data.dask.layers.get(original, {}).get(original), "array", None)
+        data = getattr(layers.get(original, {}).get(original), "array", None)
     while isinstance(data, indexing.ExplicitlyIndexed) and not isinstance(data, GpuZarrBackendArray):
         data = getattr(data, "array", None)
     return data if isinstance(data, GpuZarrBackendArray) else None

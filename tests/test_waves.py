@@ -1,4 +1,4 @@
-"""Waves of a read: located in two goes where that lets bytes come sooner, and all of them, once."""
+"""Waves of a read: located one at a time, so that bytes come sooner, and all of them, once."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 N_SHARDS = 16
+N_CHUNKS_IN_SHARD = 12
+N_WAVES = 8
 
 
 @pytest.fixture(autouse=True)
@@ -60,14 +62,24 @@ def test_all_chunks_come_whatever_is_missing(tmp_path: Path, missing: tuple[int,
     np.testing.assert_array_equal(got, values[key])
 
 
-def test_shards_of_the_first_wave_are_located_before_the_others(tmp_path: Path, located: list[int]) -> None:
+def test_whole_shards_are_located_a_wave_at_a_time(tmp_path: Path, located: list[int]) -> None:
     values = _store(tmp_path / "a")
     np.testing.assert_array_equal(xgpuzarr.open_array(tmp_path / "a", device="cuda")[:].get(), values)
-    n_chunks = N_SHARDS * 4 * 3
-    assert sum(located) == n_chunks
-    assert len(located) == 2
-    assert located[0] <= n_chunks // 4
-    assert located[0] % 12 == 0  # whole shards
+    assert sum(located) == N_SHARDS * N_CHUNKS_IN_SHARD
+    assert all(n_chunks % N_CHUNKS_IN_SHARD == 0 for n_chunks in located)
+    assert len(located) == N_WAVES
+    assert located[0] < max(located)
+    assert located[-1] < max(located)
+
+
+@pytest.mark.parametrize("n_in_shard", [1, 2, 8, 16])
+def test_shards_across_rows_are_located_once(tmp_path: Path, located: list[int], n_in_shard: int) -> None:
+    values = np.arange(16 * 16, dtype="i4").reshape(16, 16)
+    shards = (n_in_shard, n_in_shard)
+    zarr.create_array(tmp_path / "a", shape=values.shape, shards=shards, chunks=(1, 1), dtype="i4")[:] = values
+    np.testing.assert_array_equal(xgpuzarr.open_array(tmp_path / "a", device="cuda")[::-1, 1:].get(), values[::-1, 1:])
+    assert sum(located) == 16 * 15
+    assert len(located) <= N_WAVES
 
 
 def test_others_are_located_while_the_first_bytes_are_on_their_way(
@@ -113,7 +125,7 @@ def test_a_damaged_index_is_an_error_wherever_it_is(tmp_path: Path, shard: int, 
     with pytest.raises(CorruptChunkError, match=rf"key 'c/{shard}/0': the shard index has CRC32C") as caught:
         xgpuzarr.open_array(tmp_path / "a", device="cuda")[:]
     assert str(caught.value).count("array ") == 1
-    assert len(located) == 1 + (shard == 15)
+    assert len(located) == (N_WAVES if shard else 1)
 
 
 def test_reads_at_once_share_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """The chunks of a read on the device, in waves: located, put in the order of their places, cut to the memory there is.
 
-Where the chunks of a shard lie is looked up for the first wave alone, and for all others when the second is asked for:
-while the bytes of the first are on their way.
+Where the chunks of shards lie is looked up for one wave at a time, while the bytes of the wave before are on their way.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ __all__ = ["N_IN_FLIGHT", "Waves", "reading"]
 N_IN_FLIGHT = 4
 """Waves in flight at most: one is read while others decode."""
 
-N_WAVES = 6
+N_WAVES = 8
 """Waves that a read of small frames or streams (Blosc) is cut into: the next is read while the last decodes. One wave
 for large frames, as was measured: nvCOMP takes as long for hundreds of them as for one, and longer for them in several
 calls at once."""
@@ -53,7 +52,8 @@ MAX_SMALL_WAVE_DECODED_NBYTES = 2 << 30
 """The same for small frames."""
 
 MAX_FIRST_WAVE_DECODED_NBYTES = 512 << 20
-"""Most of the first wave of shards: nothing decodes until its indexes and bytes are there."""
+"""Most of the first wave of shards: nothing decodes until its indexes and bytes are there. Of the second, the indexes
+are read meanwhile."""
 
 N_STORE_WAVES = 8
 """Waves of stores that are no local folder, whatever the frames: reading takes longer than decoding by far, and hides
@@ -158,18 +158,23 @@ class Waves:
         and while the last decodes nothing is read.
         """
         plan, n_waves = self._plan, self._n_waves()
-        rows = np.arange(plan.n_chunks)
         if n_waves < 3:
-            yield rows, max(1, n_waves - 0.5), False
+            yield np.arange(plan.n_chunks), max(1, n_waves - 0.5), False
         elif not (self._is_local and plan.layout.shard_levels):
-            yield rows, n_waves - 1, True
+            yield np.arange(plan.n_chunks), n_waves - 1, True
         else:
-            first_nbytes = min(plan.decoded_nbytes // (n_waves - 1) // 2, MAX_FIRST_WAVE_DECODED_NBYTES)
-            n_before = np.bincount(plan.object_row).cumsum()
-            n_objects = 1 + int(np.searchsorted(n_before, first_nbytes // plan.layout.chunk_nbytes))
-            is_first = plan.object_row < n_objects
-            yield rows[is_first], 1, False
-            yield rows[~is_first], n_waves - 1.5, False
+            chunk_nbytes = plan.layout.chunk_nbytes
+            first_nbytes = min(plan.decoded_nbytes / (n_waves - 1) / 2, MAX_FIRST_WAVE_DECODED_NBYTES)
+            wave_nbytes = (plan.decoded_nbytes - first_nbytes) / (n_waves - 1.5)
+            for rows in self._whole_objects(first_nbytes + wave_nbytes * np.arange(n_waves - 1)):
+                yield rows, max(1, round(len(rows) * chunk_nbytes / wave_nbytes)), False
+
+    def _whole_objects(self, nbytes: NDArray[np.floating]) -> list[NDArray[np.int64]]:
+        """Part the rows between objects, behind about so many decoded bytes each time."""
+        object_row = self._plan.object_row
+        n_before = np.bincount(object_row).cumsum()
+        stops = np.unique(n_before[np.searchsorted(n_before, nbytes // self._plan.layout.chunk_nbytes)])
+        return np.split(np.argsort(object_row, kind="stable"), stops[stops < len(object_row)])
 
     def _n_waves(self) -> int:
         """Waves in which reading and decoding overlap well."""

@@ -177,12 +177,10 @@ class ReadPlan:
         if not self.is_of_slices:
             return None
         tables = [table for table in self.group_chunks if isinstance(table, SliceChunks)]
-        picks = self.group_row[rows]
-        shape = (len(picks), len(tables))
-        columns = [np.empty(shape, np.int64) for _ in range(3)]
+        columns = np.empty((3, len(self.group_row[rows]), len(tables)), np.int64)
         for axis, table in enumerate(tables):
-            for column, source in zip(columns, (table.out_start, table.count, table.inner_start), strict=True):
-                column[:, axis] = source[picks[:, axis]]
+            of_chunks = np.stack([table.out_start, table.count, table.inner_start])
+            columns[:, :, axis] = of_chunks.take(self.group_row[rows, axis], axis=1)
         out_start, count, inner_start = columns
         return SliceColumns(out_start, count, inner_start, tuple(table.step for table in tables))
 

@@ -378,7 +378,7 @@ def test_real_device_is_reported_without_a_context():
 
 @pytest.mark.parametrize(
     ("memory_nbytes", "expected"),
-    [((4 << 30,), 256 << 20), ((40 << 30, 80 << 30), 1280 << 20), ((141 << 30,), 4 << 30)],
+    [((4 << 30,), 256 << 20), ((40 << 30, 80 << 30), 2560 << 20), ((141 << 30,), 8 << 30)],
 )
 def test_blocks_follow_the_least_memory_of_the_gpus(monkeypatch, memory_nbytes, expected):
     gpus = tuple(Gpu("a", nbytes, (9, 0)) for nbytes in memory_nbytes)

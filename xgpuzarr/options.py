@@ -63,8 +63,8 @@ class ReadOptions:
         None: half of the device memory that is free when the read starts, or what part of it the reads leave that
         other threads of the process make at the same time.
     target_block_bytes
-        Decoded bytes that one dask block aims at, in whole chunks or shards. None: a 32nd of the GPU's memory, at least
-        256 MiB and at most 4 GiB, for a read takes some milliseconds however small it is
+        Decoded bytes that one dask block aims at, in whole chunks or shards. None: a 16th of the GPU's memory, at least
+        256 MiB and at most 8 GiB, for a read takes some milliseconds however small it is
         (``benchmarks/dask_mean.py``); on the host 128 MiB, which is dask's own.
     """
 

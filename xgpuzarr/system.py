@@ -49,10 +49,10 @@ _CU_COMPUTE_CAPABILITY_MINOR = 76
 
 HOST_BLOCK_BYTES = 128 << 20
 
-GPU_BLOCK_BYTES = (256 << 20, 4 << 30)
-"""Least and most of a dask block on a GPU."""
+GPU_BLOCK_BYTES = (256 << 20, 8 << 30)
+"""Least and most of a dask block on a GPU: a read takes some 15 ms beside what its bytes take, and a task some more."""
 
-GPU_MEMORY_BLOCKS = 32
+GPU_MEMORY_BLOCKS = 16
 """Blocks that the memory of a GPU would hold: some for each thread of a worker, their scratch, and what is computed."""
 
 UNKNOWN_GPU_NBYTES = 64 << 30

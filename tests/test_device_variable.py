@@ -134,6 +134,16 @@ def test_operators_mix_what_is_on_the_device_with_the_host(
     assert_as_on_host(result, operate(make(on_host(store, chunks=chunks))), device_array)
 
 
+def test_lazy_data_in_a_plain_variable_broadcasts(store: str, device_array: type) -> None:  # noqa: F811
+    results = []
+    for open_on in (on_device, on_host):
+        dataset = open_on(store, cache=False)
+        plain = xr.Variable(("time", "lat"), dataset.packed.variable._data)
+        assert type(plain._data) is type(dataset.packed.variable._data)
+        results.append(plain / dataset.t.variable)
+    assert_as_on_host(*results, device_array)
+
+
 @pytest.mark.parametrize("chunks", CHUNKS)
 def test_a_float32_reading_stays_float32(store: str, chunks: Any, device_array: type) -> None:  # noqa: F811
     half = xr.open_dataset(store, engine="gpuzarr", device="cuda", chunks=chunks, cf_float="float32").packed
@@ -176,12 +186,30 @@ def test_all_numbers_mix(store: str, dtype: str, made_by: str, device_array: typ
             assert_as_on_host(*(operate(other, MADE[made_by](ds)) for ds in datasets), device_array)
 
 
+class OwnArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """A duck array that says it may have a dask graph, as pint's do, and has no name."""
+
+    __dask_graph__ = None
+    dtype, shape, ndim = np.dtype("f8"), (4,), 1
+
+    def __init__(self, values: Any) -> None:
+        self.host = values
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **_: Any) -> Any:
+        return OwnArray(getattr(ufunc, method)(*(x.host if isinstance(x, OwnArray) else x for x in inputs)))
+
+    def __array_function__(self, *_: Any) -> Any:
+        return NotImplemented
+
+
 OTHERS: dict[str, Any] = {
     "times": xr.DataArray(np.array(["2001"] * 4, "M8[ns]"), dims="time"),
     "durations": xr.DataArray(np.array([1, 2, 3, 4], "m8[ns]"), dims="time"),
     "strings": xr.DataArray(list("abcd"), dims="time"),
     "objects": xr.DataArray(np.array([1.5, None, 2, 3], object), dims="time"),
     "nullable integers": xr.DataArray(pd.array([1, None, 2, 3], dtype="Int64"), dims="time"),
+    "nullable index": xr.DataArray(xr.IndexVariable("time", pd.Index([1, 2, 3, 4], dtype="Int64"))),
+    "array of others": xr.DataArray(OwnArray(np.arange(4.0)), dims="time"),
     "masked array": np.ma.masked_equal(np.arange(6.0), 3),
     "array of objects": np.array([1.5, None, 2, 3, 4, 5], object),
 }
@@ -194,7 +222,7 @@ def test_what_is_no_number_is_left_to_xarray(
     store: str, monkeypatch: pytest.MonkeyPatch, name: str, made_by: str
 ) -> None:
     array, other = MADE[made_by](on_device(store).load()), OTHERS[name]
-    monkeypatch.setattr(device_variable, "to_device", None)
+    monkeypatch.setattr(device_variable, "to_device", lambda _: pytest.fail("it was copied to the device"))
     with pytest.raises(TypeError):
         _ = array * other
     if isinstance(other, xr.DataArray):
@@ -261,22 +289,6 @@ class OwnVariable(xr.Variable):
 
     def _binary_op(self, other: Any, f: Any, reflexive: bool = False) -> Any:
         return "own", super()._binary_op(other, f, reflexive)
-
-
-class OwnArray(np.lib.mixins.NDArrayOperatorsMixin):
-    """A duck array that says it may have a dask graph, as pint's do, and has no name."""
-
-    __dask_graph__ = None
-    dtype, shape, ndim = np.dtype("f8"), (4,), 1
-
-    def __init__(self, values: Any) -> None:
-        self.host = values
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **_: Any) -> Any:
-        return OwnArray(getattr(ufunc, method)(*(x.host if isinstance(x, OwnArray) else x for x in inputs)))
-
-    def __array_function__(self, *_: Any) -> Any:
-        return NotImplemented
 
 
 class CountingArray(xr.backends.BackendArray):

@@ -195,7 +195,7 @@ def _beside_each_other(one: xr.Variable, other: Any) -> tuple[Any, Any]:
     if not isinstance(other, (xr.Variable, np.ndarray)):
         return one, other
     if not on_host(one):
-        return _read(one), _beside(other, one)
+        return one, _beside(other, one)
     if isinstance(other, xr.Variable) and not on_host(other):
         return _beside(one, other), _read(other)
     return one, other

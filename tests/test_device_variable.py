@@ -233,7 +233,7 @@ def test_what_is_no_number_is_left_to_xarray(
 @pytest.mark.usefixtures("device_array")
 def test_each_operand_is_read_once(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = on_device(store, cache=False)
-    plain, read = np.sqrt(dataset.t), []
+    plain, zeros, read = np.sqrt(dataset.t), dask.array.zeros((4, 3)), []
     assert type(plain.variable) is xr.Variable
     getitem = GpuZarrBackendArray.__getitem__
 
@@ -249,6 +249,7 @@ def test_each_operand_is_read_once(store: str, monkeypatch: pytest.MonkeyPatch) 
         (lambda: dataset.height.variable - plain.variable, ["height"]),
         (lambda: xr.DataArray(dataset.t.variable) * dataset.packed.variable, ["t", "packed"]),
         (lambda: operator.iadd(plain.copy(), dataset.packed), ["packed"]),
+        (lambda: operator.iadd(xr.Variable(("time", "lat"), zeros), dataset.packed.variable), ["packed"]),
     ):
         read.clear()
         operate()

@@ -231,6 +231,17 @@ def test_overlapping_selections_share_blocks(store, device, reads):
     assert len(reads) == len(STEPS_OF_8)
 
 
+@pytest.mark.parametrize("select", [lambda t: t[100], lambda t: t[2:][98], lambda t: t.isel(x=-31), lambda t: t[0, 20]])
+def test_an_integer_out_of_range_is_named_with_axis_and_length(store, select):
+    blocks = xr.open_dataset(store, engine=Engine, chunks={}).t
+    with pytest.raises(IndexError) as caught:
+        select(blocks)
+    with pytest.raises(IndexError) as of_numpy:
+        select(blocks.compute())
+    assert str(caught.value) == str(of_numpy.value)
+    assert "out of bounds for axis" in str(caught.value)
+
+
 def test_a_selection_from_many_blocks_makes_no_tasks(store):
     ds = xr.open_dataset(store, engine=Engine, chunks={"time": 4})
     (layer,) = ds.t.isel(x=2).data.__dask_graph__().layers.values()

@@ -118,8 +118,10 @@ def _select(blocks: dask.array.Array, unread: Unread, indexer: BasicIndexer) -> 
     from xgpuzarr.dask_arrays import to_dask
 
     lengths, n_touched = [], 1
-    for k, along in zip(indexer.tuple, blocks.chunks, strict=True):
+    for axis, (k, along) in enumerate(zip(indexer.tuple, blocks.chunks, strict=True)):
         indices = range(sum(along))
+        if not isinstance(k, slice) and not -len(indices) <= k < len(indices):
+            raise IndexError(f"index {k} is out of bounds for axis {axis} with size {len(indices)}")
         selected = indices[k] if isinstance(k, slice) else range(indices[k], indices[k] + 1)
         selected_lengths, n_touched_along = select_blocks(along, selected)
         n_touched *= n_touched_along

@@ -51,7 +51,8 @@ def test_text_is_a_tree_with_sums(store: Path) -> None:
     lines = as_text("store.zarr", inspect_store(store)).splitlines()
     assert lines[:4] == ["store.zarr", "  deep/", "    er/", "      lev  int16 (5,), chunks (2,), Zarr v3"]
     assert "  t2m  float32 (6, 8), chunks (1, 4), shards (3, 8), Zarr v3" in lines
-    assert lines[-1].startswith("arrays: 2, ")
+    assert lines.count("    decoded on the device") == 1  # of t2m; that of lev is further in
+    assert lines[-1].startswith("arrays: 2, 2 decoded on the device; ")
     assert lines[-1].endswith(", 202 B decoded")
 
 
@@ -181,7 +182,7 @@ def test_a_store_that_lists_nothing_is_listed_by_its_consolidated_metadata(
     consolidate(path)
     (entry,) = inspect_store(url)
     assert (entry.path, entry.shape, entry.stored_nbytes, entry.route) == ("g/t", (8,), None, "device")
-    assert as_text(url, [entry]).splitlines()[-1] == "arrays: 1, 1 on the device route; ? stored, 32 B decoded"
+    assert as_text(url, [entry]).splitlines()[-1] == "arrays: 1, 1 decoded on the device; ? stored, 32 B decoded"
 
 
 def test_arrays_that_only_the_consolidated_metadata_names_are_listed(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def as_text(store_name: str, entries: Sequence[ArrayEntry]) -> str:
     sizes = [entry.stored_nbytes for entry in entries if entry.route]
     stored = "?" if None in sizes else format_nbytes(sum(filter(None, sizes)))
     decoded = format_nbytes(sum(entry.decoded_nbytes or 0 for entry in entries))
-    lines += ["", f"arrays: {len(entries)}, {on_device} on the device route; {stored} stored, {decoded} decoded"]
+    lines += ["", f"arrays: {len(entries)}, {on_device} decoded on the device; {stored} stored, {decoded} decoded"]
     return "\n".join(map(printable, lines))
 
 
@@ -173,7 +173,7 @@ def _array_lines(entry: ArrayEntry, name: str) -> Iterator[str]:
     stored, decoded = ("?" if n is None else format_nbytes(n) for n in (entry.stored_nbytes, entry.decoded_nbytes))
     yield f"{name}  {entry.dtype} {entry.shape}, {grid}, Zarr v{entry.zarr_format}"
     yield f"  {entry.codec_chain or 'codecs of zarr-python'}; {stored} stored, {decoded} decoded"
-    yield f"  {entry.route}" + (f": {entry.reason}" if entry.reason else "")
+    yield f"  decoded on the {entry.route}" + (f": {entry.reason}" if entry.reason else "")
 
 
 def _entry(store: Store, path: str, problem: str) -> ArrayEntry:

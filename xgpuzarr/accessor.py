@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import xarray as xr
 
 from xgpuzarr.chunk_manager import read_by
-from xgpuzarr.device_array import DEVICE_KINDS
 from xgpuzarr.device_variable import DeviceVariable, beside, lazy_selection, on_host, stored_array
+from xgpuzarr.plan.layout import DEVICE_KINDS
 from xgpuzarr.transfer import to_device, to_host
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xgpuzarr import float32
-from xgpuzarr.device_array import DEVICE_KINDS, is_on_device
+from xgpuzarr.device_array import is_on_device
 from xgpuzarr.kernels import launch_cf
+from xgpuzarr.plan.layout import DEVICE_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["DEVICE_KINDS", "DeviceMeta", "is_on_device"]
-
-DEVICE_KINDS = "biufc"
-"""Kinds of dtype that CuPy has: bool, int, unsigned, float, complex."""
+__all__ = ["DeviceMeta", "is_on_device"]
 
 
 class DeviceMeta(np.ndarray):

@@ -29,7 +29,8 @@ from xarray.core.variable import as_compatible_data
 
 from xgpuzarr.backend_array import GpuZarrBackendArray
 from xgpuzarr.chunk_manager import BlockVariable
-from xgpuzarr.device_array import DEVICE_KINDS, is_on_device
+from xgpuzarr.device_array import is_on_device
+from xgpuzarr.plan.layout import DEVICE_KINDS
 from xgpuzarr.system import device_problem
 from xgpuzarr.transfer import to_device, to_host
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from xgpuzarr.device_array import DEVICE_KINDS, DeviceMeta, is_on_device
+from xgpuzarr.device_array import DeviceMeta, is_on_device
+from xgpuzarr.plan.layout import DEVICE_KINDS
 from xgpuzarr.system import device_problem
 
 __all__ = ["device_meta", "to_device", "to_host"]

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import zarr
     from zarr.abc.codec import Codec
 
-__all__ = ["ArrayLayout", "KeyRule", "ShardLevel", "chunk_codecs", "layout_of"]
+__all__ = ["DEVICE_KINDS", "ArrayLayout", "KeyRule", "ShardLevel", "chunk_codecs", "layout_of"]
 
-CUPY_KINDS = "biufc"
+DEVICE_KINDS = "biufc"
 """Kinds of dtype that CuPy has: bool, int, unsigned, float, complex."""
 
 
@@ -154,7 +154,7 @@ class ArrayLayout:
     @property
     def host_result_reason(self) -> str:
         """Why results are NumPy arrays even when the device decodes: CuPy lacks the dtype. "" if it has it."""
-        if self.dtype.kind in CUPY_KINDS and self.dtype.itemsize <= (8 if self.dtype.kind == "f" else 16):
+        if self.dtype.kind in DEVICE_KINDS and self.dtype.itemsize <= (8 if self.dtype.kind == "f" else 16):
             return ""
         return f"CuPy has no {self.dtype.name} dtype"
 

@@ -27,6 +27,8 @@ WRAPPED_METHODS = (
     "all any argmax argmin astype copy cumsum max mean min prod ravel reshape round squeeze std sum take transpose var"
 )
 
+COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
+
 
 class FakeDeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
     """Stands in for `cupy.ndarray`; as that of CuPy 14 it has no `__array_namespace__`."""
@@ -54,6 +56,8 @@ class FakeDeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
         raise TypeError("Implicit conversion to a NumPy array is not allowed.")
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if ufunc in COMPARISONS:  # for which NumPy makes an array of its own scalars first
+            inputs = tuple(x.item() if isinstance(x, np.ndarray) and not x.ndim else x for x in inputs)
         if any(isinstance(x, np.ndarray) for x in inputs):
             raise TypeError("Unsupported type <class 'numpy.ndarray'>")
         if any(hasattr(x, "__dask_graph__") for x in inputs):

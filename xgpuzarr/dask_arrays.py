@@ -179,7 +179,8 @@ class BlockSource:
         return len(self.shape)
 
     def __getitem__(self, key: Any) -> Any:
-        keep_freed_memory()
+        if self._array.device == "cuda":
+            keep_freed_memory()
         try:
             return self._array[key]
         except XGpuZarrError as error:

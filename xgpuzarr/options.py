@@ -65,7 +65,7 @@ class ReadOptions:
     target_block_bytes
         Decoded bytes that one dask block aims at, in whole chunks or shards. None: a 16th of the GPU's memory, at least
         256 MiB and at most 8 GiB, for a read takes some milliseconds however small it is
-        (``benchmarks/dask_mean.py``); on the host 128 MiB, which is dask's own.
+        (``benchmarks/dask_mean.py``); of 64 GiB where this process has none. On the host 128 MiB, which is dask's own.
     """
 
     route: Literal["auto", "device", "host"] = field(default_factory=_route_of_environment)

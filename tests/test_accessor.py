@@ -170,6 +170,13 @@ def test_prefetch_holds_every_lazy_variable(store: str, monkeypatch: pytest.Monk
     xr.testing.assert_identical(held.as_numpy(), xr.open_dataset(store, engine="zarr"))
 
 
+@pytest.mark.parametrize("method", ["to_device", "to_host"])
+def test_a_name_that_is_not_there(store: str, method: str) -> None:
+    dataset = xr.open_dataset(store, engine="gpuzarr", device="cpu")
+    with pytest.raises(KeyError, match=r"no variables \['nope'\]; there are \[.*'t'"):
+        getattr(dataset.gpuzarr, method)("nope")
+
+
 def test_prefetch_with_nothing_to_read() -> None:
     dataset = xr.Dataset({"v": ("x", np.arange(3))})
     xr.testing.assert_identical(dataset.gpuzarr.prefetch(), dataset)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import dask.array
@@ -380,3 +382,45 @@ def test_where_nothing_is_on_the_device_nothing_changes(one: str, other: str, mo
             patch.setattr(xr.Variable, "_inplace_binary_op", device_variable._inplace_binary_op_of_xarray)
             expected = outcome(operation, one, other)
         assert_same(result, expected)
+
+
+@pytest.mark.parametrize("chunks", CHUNKS)
+def test_what_dask_cannot_try_beforehand_is_on_the_device_all_the_same(
+    store: str,
+    chunks: Any,
+    device_array: type,  # noqa: F811
+) -> None:
+    dataset, expected = on_device(store, chunks=chunks), on_host(store, chunks=chunks)
+    median, expected_median = dataset.t.median("time"), expected.t.median("time")
+    assert median.to_dataset(name="median").gpuzarr.routes[-1].device == "cuda"
+    assert_as_on_host(median * dataset.height[0], expected_median * expected.height[0], device_array)
+    assert_as_on_host(dataset.height[0] - median, expected.height[0] - expected_median, device_array)
+    for exit_ in (median.gpuzarr.to_host(), median.as_numpy()):
+        assert type(exit_.compute().data) is np.ndarray
+        np.testing.assert_allclose(exit_, expected_median, rtol=1e-6)
+    assert float(median.max()) == pytest.approx(float(expected_median.max()))
+
+
+def test_blocks_that_dask_takes_for_numpys_leave_the_device(store: str, device_array: type) -> None:  # noqa: F811
+    dataset = on_device(store, chunks={"time": 2})
+    doubled = dataset.t.map_blocks(lambda block: block * 2)
+    assert isinstance(doubled.compute().data, device_array)
+    on_the_host = doubled.gpuzarr.to_host()
+    assert type(on_the_host.compute().data) is np.ndarray
+    np.testing.assert_array_equal(on_the_host, on_host(store).t * 2)
+    mixed = doubled.gpuzarr.to_device() * dataset.height
+    assert isinstance(mixed.compute().data, device_array)
+    np.testing.assert_allclose(mixed.as_numpy(), on_host(store).t * 2 * on_host(store).height, rtol=1e-6)
+
+
+def test_importing_the_module_once_more_changes_nothing() -> None:
+    script = (
+        "import importlib, xarray, xgpuzarr.device_variable as module\n"
+        "for _ in range(2):\n"
+        "    importlib.reload(module)\n"
+        "one = xarray.Variable('x', [1, 2])\n"
+        "one += one + 1\n"
+        "print(one.values.tolist())"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert run.stdout == "[3, 5]\n"

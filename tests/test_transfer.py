@@ -7,13 +7,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
-import dask
+import dask.array
 import numpy as np
 import pytest
 import xarray as xr
 
 from tests.fake_device import FakeDeviceArray, fake_device  # noqa: F401  # fixture
 from xgpuzarr.device_array import DeviceMeta, is_on_device
+from xgpuzarr.errors import MissingDependencyError
 from xgpuzarr.transfer import device_meta, to_device, to_host
 
 if TYPE_CHECKING:
@@ -145,3 +146,34 @@ def test_to_the_device_and_back() -> None:
     assert to_host(values) is values
     with pytest.raises(TypeError, match="CuPy has no datetime64"):
         to_device(np.array(["2020"], "M8[s]"))
+
+
+class Quantity:
+    """Values with a unit, which passes on whatever else it is asked for, as pint's does."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.values, name)
+
+
+@pytest.mark.usefixtures("fake_device")
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_values_with_a_unit_do_not_lose_it(where: str) -> None:
+    values = dask.array.from_array(np.arange(4.0), chunks=2)
+    quantity = Quantity(to_device(values) if where == "device" else values)
+    assert to_host(quantity) is quantity
+    with pytest.raises(TypeError, match="only NumPy and dask arrays can be copied to the device, got Quantity"):
+        to_device(quantity)
+
+
+@pytest.mark.usefixtures("no_device")
+def test_a_copy_to_a_device_that_is_not_there_says_what_is_missing(store: str) -> None:
+    with pytest.raises(MissingDependencyError, match="no CUDA device"):
+        to_device(np.ones(2))
+    with pytest.raises(MissingDependencyError, match="no CUDA device"):
+        to_device(dask.array.ones(2)).compute(scheduler="sync")
+    dataset = xr.open_dataset(store, engine="gpuzarr", device="cuda", consolidated=False)
+    with pytest.raises(MissingDependencyError, match="no CUDA device"):
+        dataset.gpuzarr.prefetch()

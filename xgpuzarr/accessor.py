@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import xarray as xr
 
 from xgpuzarr.chunk_manager import read_by
+from xgpuzarr.device_array import is_dask
 from xgpuzarr.device_variable import DeviceVariable, beside, lazy_selection, on_host, stored_array
 from xgpuzarr.plan.layout import DEVICE_KINDS
-from xgpuzarr.transfer import to_device, to_host
+from xgpuzarr.transfer import require_cupy, to_device, to_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -157,6 +158,11 @@ class GpuZarrDatasetAccessor:
         ----------
         names
             Which; None for all.
+
+        Raises
+        ------
+        KeyError
+            No such variable.
         """
         return _replaced(self._dataset, self._dataset.variables if names is None else _names(names), _on_host)
 
@@ -166,6 +172,7 @@ class GpuZarrDatasetAccessor:
         lazy = [name for name, v in variables.items() if lazy_selection(v._data) is not None and not on_host(v)]  # noqa: SLF001
         if not lazy:
             return self._dataset.copy()
+        require_cupy()
         import cupy
 
         device = cupy.cuda.Device()
@@ -243,7 +250,8 @@ def _on_device(variable: xr.Variable) -> xr.Variable:
 
 
 def _on_host(variable: xr.Variable) -> xr.Variable:
-    if on_host(variable):
+    data = variable._data  # noqa: SLF001
+    if on_host(variable) and not (is_dask(data) and stored_array(data) is None):
         return variable
     relocated = _relocated(variable, "cpu")
     data = to_host(variable.data) if relocated is None else relocated
@@ -262,6 +270,10 @@ def _relocated(variable: xr.Variable, device: str) -> Any:
 
 def _replaced(dataset: xr.Dataset, names: Iterable[Hashable], move: Callable[[xr.Variable], xr.Variable]) -> xr.Dataset:
     """Put what `move` makes of some variables in their places."""
+    names = list(names)
+    unknown = [name for name in names if name not in dataset.variables]
+    if unknown:
+        raise KeyError(f"no variables {sorted(map(str, unknown))}; there are {sorted(map(str, dataset.variables))}")
     moved = {name: (dataset.variables[name], move(dataset.variables[name])) for name in names}
     return dataset.assign({name: after for name, (before, after) in moved.items() if after is not before})
 

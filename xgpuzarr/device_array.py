@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["DeviceMeta", "is_on_device"]
+__all__ = ["DeviceMeta", "is_dask", "is_on_device"]
 
 
 class DeviceMeta(np.ndarray):
@@ -36,6 +36,12 @@ def _marked(result: Any) -> Any:
 
 def is_on_device(data: Any) -> bool:
     """Whether `data` is a CuPy array, or a dask array of CuPy blocks."""
-    meta = getattr(data, "_meta", data)
+    meta = data._meta if is_dask(data) else data  # noqa: SLF001
     cupy = sys.modules.get("cupy")  # who has not imported it has none of its arrays
     return isinstance(meta, DeviceMeta) or (cupy is not None and isinstance(meta, cupy.ndarray))
+
+
+def is_dask(data: Any) -> bool:
+    """Whether `data` is a dask array itself: pint's, for one, pass dask's attributes on."""
+    module = sys.modules.get("dask.array")  # who has not imported it has none of its arrays
+    return module is not None and isinstance(data, module.Array)

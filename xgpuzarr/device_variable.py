@@ -20,6 +20,7 @@ Functions of two operands (`where`, `xr.where`) do not calculate by operators, a
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,10 +30,10 @@ from xarray.core.variable import as_compatible_data
 
 from xgpuzarr.backend_array import GpuZarrBackendArray
 from xgpuzarr.chunk_manager import BlockVariable
-from xgpuzarr.device_array import is_on_device
+from xgpuzarr.device_array import is_dask, is_on_device
 from xgpuzarr.plan.layout import DEVICE_KINDS
 from xgpuzarr.system import device_problem
-from xgpuzarr.transfer import to_device, to_host
+from xgpuzarr.transfer import device_meta, to_device, to_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,9 +107,15 @@ class DeviceVariable(BlockVariable):
         """Insert dimensions as `xarray.Variable.set_dims` does."""
         return xr.Variable.set_dims(_read(self), *args, **kwargs)  # type: ignore[no-untyped-call]
 
-    def reduce(self, *args: Any, **kwargs: Any) -> Any:
+    def reduce(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Reduce as `xarray.Variable.reduce` does."""
-        return _kept(super().reduce(*args, **kwargs))
+        result = super().reduce(func, *args, **kwargs)
+        data: Any = result._data  # noqa: SLF001
+        if is_dask(data) and not (is_on_device(data) or on_host(self)) and func.__module__.startswith("xarray."):
+            # dask could not try the function beforehand (`median`), and took its blocks for NumPy's
+            meta = device_meta(data.ndim, data.dtype)
+            result = result._replace(data=type(data)(data.dask, data.name, data.chunks, meta=meta))
+        return _kept(result)
 
     def _getitem_with_mask(self, *args: Any, **kwargs: Any) -> Any:
         return xr.Variable._getitem_with_mask(_read(self), *args, **kwargs)  # type: ignore[no-untyped-call]  # noqa: SLF001
@@ -151,15 +158,22 @@ def beside(variable: xr.Variable, other: xr.Variable) -> xr.Variable:
     if not on_host(variable):
         return variable
     data = variable.data
-    if hasattr(other._data, "__dask_graph__") and not hasattr(data, "__dask_graph__"):  # noqa: SLF001
+    if is_dask(other._data) and not is_dask(data):  # noqa: SLF001
         data = variable.to_base_variable().chunk().data
     return DeviceVariable(variable.dims, to_device(data), variable.attrs)
 
 
-_binary_op_of_xarray: Any = xr.Variable._binary_op  # noqa: SLF001
-_inplace_binary_op_of_xarray: Any = xr.Variable._inplace_binary_op  # noqa: SLF001
+def _of_xarray(name: str) -> Any:
+    """A method of `xarray.Variable`, without what this module has put around it if it is imported once more."""
+    method = getattr(xr.Variable, name)
+    return getattr(method, "__wrapped__", method)
 
 
+_binary_op_of_xarray = _of_xarray("_binary_op")
+_inplace_binary_op_of_xarray = _of_xarray("_inplace_binary_op")
+
+
+@functools.wraps(_binary_op_of_xarray)
 def _binary_op(self: xr.Variable, other: Any, f: Any, reflexive: bool = False) -> Any:
     """`xarray.Variable._binary_op`, where one operand may be on the device and the other on the host."""
     one, two = _beside_each_other(self, other)
@@ -167,6 +181,7 @@ def _binary_op(self: xr.Variable, other: Any, f: Any, reflexive: bool = False) -
     return _kept(result) if isinstance(one, DeviceVariable) or isinstance(two, DeviceVariable) else result
 
 
+@functools.wraps(_inplace_binary_op_of_xarray)
 def _inplace_binary_op(self: xr.Variable, other: Any, f: Any) -> Any:
     """`xarray.Variable._inplace_binary_op`, where one operand may be on the device and the other on the host."""
     if not isinstance(other, (xr.Variable, np.ndarray)):
@@ -175,7 +190,7 @@ def _inplace_binary_op(self: xr.Variable, other: Any, f: Any) -> Any:
         return _inplace_binary_op_of_xarray(self, _beside(other, self), f)
     if not isinstance(other, xr.Variable) or on_host(other) or not _has_numbers(self._data, self.dtype):
         return _inplace_binary_op_of_xarray(self, other, f)
-    if not hasattr(self._data, "__dask_graph__"):  # other variables may be views of the array, which has to stay
+    if not is_dask(self._data):  # other variables may be views of the array, which has to stay
         raise TypeError(
             "NumPy's array in a variable cannot be changed in place by values on the device: write `a = a * b` for "
             "`a *= b`, which gives a variable on the device, or copy the values to the host first, with .as_numpy()"
@@ -245,11 +260,10 @@ def stored_array(data: Any) -> GpuZarrBackendArray | None:
 
     None for data that is in memory or computed.
     """
-    layers = getattr(getattr(data, "dask", None), "layers", None)
-    if layers is not None:
+    if is_dask(data):
         # dask keeps what blocks are cut from under their array's name; calculated and assigned blocks have other names
         original = f"original-{data.name}"
-        data = getattr(layers.get(original, {}).get(original), "array", None)
+        data = getattr(data.dask.layers.get(original, {}).get(original), "array", None)
     while isinstance(data, indexing.ExplicitlyIndexed) and not isinstance(data, GpuZarrBackendArray):
         data = getattr(data, "array", None)
     return data if isinstance(data, GpuZarrBackendArray) else None

@@ -93,6 +93,13 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
             dask="",
             exit="ds.t.isel(lat=int(ds.t.mean(('time', 'lon')).argmax('lat')))",
         ),
+        Operation(
+            name="condition on data",
+            code="ds.t.isel(time=ds.n > 4)",
+            lazy="TypeError",
+            dask="",
+            exit="ds.t.isel(time=(ds.n > 4).as_numpy())",
+        ),
     ),
     "Arithmetic": (
         works("scalars", "2 * ds.t - 273.15"),
@@ -278,6 +285,7 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
         works("compute", "ds.compute()"),
         works("load", "ds.load()"),
         works("copy", "ds.copy(deep=True)"),
+        works("zeros_like, ones_like, full_like", "xr.full_like(ds.t, 3.0)", dask=HOST),
         works("copy.deepcopy", "copy.deepcopy(ds)"),
         works("pickle", "pickle.loads(pickle.dumps(ds))"),
         works("assign to a selection", "ds.t[0] = 0.0; ds.t"),

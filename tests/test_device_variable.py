@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import subprocess
 import sys
@@ -424,3 +425,11 @@ def test_importing_the_module_once_more_changes_nothing() -> None:
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert run.stdout == "[3, 5]\n"
+
+
+@pytest.mark.parametrize("chunks", CHUNKS)
+def test_functions_without_a_module_reduce_too(store: str, chunks: Any, device_array: type) -> None:  # noqa: F811
+    greatest = functools.partial(lambda values, axis: values.max(axis=axis))
+    result = on_device(store, chunks=chunks).packed.reduce(greatest, "time")
+    assert isinstance(result.compute().data, device_array)
+    np.testing.assert_allclose(result.as_numpy(), on_host(store).packed.max("time"))

@@ -111,7 +111,8 @@ class DeviceVariable(BlockVariable):
         """Reduce as `xarray.Variable.reduce` does."""
         result = super().reduce(func, *args, **kwargs)
         data: Any = result._data  # noqa: SLF001
-        if is_dask(data) and not (is_on_device(data) or on_host(self)) and func.__module__.startswith("xarray."):
+        is_of_xarray = (getattr(func, "__module__", None) or "").startswith("xarray.")
+        if is_of_xarray and is_dask(data) and not (is_on_device(data) or on_host(self)):
             # dask could not try the function beforehand (`median`), and took its blocks for NumPy's
             meta = device_meta(data.ndim, data.dtype)
             result = result._replace(data=type(data)(data.dask, data.name, data.chunks, meta=meta))

@@ -299,6 +299,72 @@ def test_auto_is_near_the_size_that_dask_was_told(open_large, target_mib):
             assert blocks.chunksize == (32, 512, 1024)
 
 
+@pytest.fixture
+def tiles(tmp_path):
+    """A group whose variables are stored in tiles, in shards, and in chunks of unequal lengths along a dimension."""
+    encoding = {
+        "t": {"chunks": (4, 7, 8)},
+        "sharded": {"chunks": (2, 5, 30), "shards": (8, 10, 30)},
+        "packed": {"chunks": (6, 20), "dtype": "i2", "scale_factor": 0.5, "_FillValue": -9},
+        "lat": {"chunks": (5, 30)},
+    }
+    xr.Dataset(
+        {"t": (DIMS, VALUES), "sharded": (DIMS, VALUES), "packed": (DIMS[:2], np.ones(SHAPE[:2]))},
+        {"lat": (DIMS[1:], np.ones(SHAPE[1:]))},
+    ).to_zarr(tmp_path / "tiles.zarr", consolidated=False, encoding=encoding)
+    return tmp_path / "tiles.zarr"
+
+
+def lengths_and_encoded(path, **kwargs):
+    """Of each variable, the lengths of its blocks, and what it would be written with."""
+    ds = xr.open_dataset(path, consolidated=False, **kwargs)
+    return {name: (ds[name].chunks, ds[name].encoding["chunks"]) for name in ds.variables}
+
+
+@pytest.mark.filterwarnings("ignore:.* cut stored", "ignore:The specified chunks separate")
+@pytest.mark.parametrize("overwrite_encoded_chunks", [False, True])
+@pytest.mark.parametrize(
+    "chunks",
+    [{}, -1, 9, {"time": 12}, {"time": 5}, {"time": 1}, {"y": -1}, {"time": (30, 70), "x": 8}, dict.fromkeys(DIMS, 20)],
+    ids=str,
+)
+def test_blocks_of_a_byte_are_the_stored_chunks_as_with_engine_zarr(tiles, chunks, overwrite_encoded_chunks):
+    kwargs = {"chunks": chunks, "overwrite_encoded_chunks": overwrite_encoded_chunks}
+    options = ReadOptions(target_block_bytes=1)
+    expected = lengths_and_encoded(tiles, engine="zarr", **kwargs)
+    assert lengths_and_encoded(tiles, engine="gpuzarr", device="cpu", options=options, **kwargs) == expected
+    assert (expected["t"][1] == (4, 7, 8)) is (chunks == {} or not overwrite_encoded_chunks)
+
+
+@pytest.mark.filterwarnings("ignore:.* cut stored", "ignore:The specified chunks separate")
+@pytest.mark.parametrize("overwrite_encoded_chunks", [False, True])
+@pytest.mark.parametrize("chunks", [{}, "auto", -1, {"time": 12}, {"time": 12, "y": 7, "x": 16}], ids=str)
+def test_blocks_are_noted_as_chunks_where_that_is_asked(tiles, chunks, overwrite_encoded_chunks):
+    kwargs = {"chunks": chunks, "overwrite_encoded_chunks": overwrite_encoded_chunks}
+    of_zarr = lengths_and_encoded(tiles, engine="zarr", **kwargs)
+    ours = lengths_and_encoded(tiles, engine="gpuzarr", device="cpu", **kwargs)
+    for name, (lengths, encoded) in ours.items():
+        if overwrite_encoded_chunks:
+            assert encoded == tuple(along[0] for along in lengths)
+        else:
+            assert encoded == of_zarr[name][1]
+    named = range(3) if chunks == -1 else [DIMS.index(dim) for dim in chunks] if isinstance(chunks, dict) else ()
+    assert all(ours["t"][0][axis] == of_zarr["t"][0][axis] for axis in named)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("chunks", ["auto", {"time": "auto"}])
+def test_auto_is_near_the_size_that_dask_was_told_where_blocks_of_variables_line_up(tmp_path, chunks):
+    xr.Dataset({"t": (DIMS, VALUES[:96]), "zonal": (DIMS[:2], VALUES[:96, :, 0])}).to_zarr(
+        tmp_path / "g.zarr", consolidated=False, encoding={"t": {"chunks": (4, 20, 30)}, "zonal": {"chunks": (8, 20)}}
+    )
+    kwargs = {"engine": "gpuzarr", "device": "cpu", "options": ReadOptions(target_block_bytes=TARGET_BYTES)}
+    with dask.config.set({"array.chunk-size": f"{32 * 20 * 30 * 4} B"}):
+        ds = xr.open_dataset(tmp_path / "g.zarr", chunks=chunks, consolidated=False, **kwargs)
+    assert ds.zonal.encoding["preferred_chunks"] == {"time": 8, "y": 20}
+    assert (ds.t.data.chunksize, ds.zonal.data.chunksize) == ((32, 20, 30), (96, 20))
+
+
 @pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0, 0)])
 @pytest.mark.parametrize("chunks", [{}, "auto", -1, 5, {"y": "auto"}, {"x": "auto"}])
 def test_arrays_without_extent(tmp_path, shape, chunks):

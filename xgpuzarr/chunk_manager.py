@@ -20,6 +20,7 @@ dask is imported when it is needed: xarray loads every engine's module, and dask
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -142,10 +143,10 @@ class PreferredBlocks(dict[Any, int]):
     Attributes
     ----------
     objects
-        Lengths of the stored chunks or shards by dimension.
+        Lengths of the stored chunks or shards by dimension; where one is missing, dask joins blocks as it would those.
     """
 
-    objects: Mapping[Any, int]
+    objects: Mapping[Any, int] = MappingProxyType({})
 
     def get(self, dim: Any, axis_length: Any = None) -> Any:
         """Lengths of all blocks along a dimension if the length of that is given, else None."""
@@ -154,7 +155,8 @@ class PreferredBlocks(dict[Any, int]):
         if axis_length == 0 or dim not in self:  # dask divides by the largest length
             return super().get(dim, axis_length)
         if _has_chunk_size():
-            return list(lengths_along(axis_length, _UnnamedLength(listable(self.objects[dim], axis_length))))
+            stored = self.objects.get(dim, self[dim])
+            return list(lengths_along(axis_length, _UnnamedLength(listable(stored, axis_length))))
         return _KeptLengths(lengths_along(axis_length, _UnnamedLength(self[dim])))
 
 
@@ -247,7 +249,8 @@ class BlockManager(DaskManager):
         if layout is None or not unread.is_whole:
             return _mark(to_dask(unread, block_lengths(chunks, unread.shape, unread.dtype)), unread)
         default = tuple(self._preferred.get(dim, n) for dim, n in zip(self._dims, unread.shape, strict=True))
-        if isinstance(chunks, tuple):
+        is_stored = all(d == min(c, n) for d, c, n in zip(default, layout.chunk_shape, unread.shape, strict=True))
+        if isinstance(chunks, tuple) and not is_stored:  # stored chunks as blocks are not fitted to what is named
             chunks = tuple("auto" if _is_unnamed(want) else want for want in chunks)
         lengths = stored_block_lengths(chunks, layout, unread.dtype, default, self._dims)
         return _mark(to_dask(unread, lengths), unread)

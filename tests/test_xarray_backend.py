@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numcodecs
 import numpy as np
 import pandas as pd
 import pytest
@@ -24,7 +25,6 @@ import xgpuzarr.xarray_backend
 from tests.fake_device import FakeDeviceArray, device_array, fake_device  # noqa: F401  # fixtures
 from xgpuzarr import ReadOptions, UnsupportedError
 from xgpuzarr.backend_array import GpuZarrBackendArray
-from xgpuzarr.chunk_manager import PreferredBlocks
 from xgpuzarr.xarray_backend import GpuZarrBackendEntrypoint
 
 pytestmark = [
@@ -92,8 +92,7 @@ def assert_same(actual: xr.Dataset, expected: xr.Dataset) -> None:
     for name, wanted in expected.variables.items():
         got = actual.variables[name]
         assert got.dtype == wanted.dtype, name
-        wanted_encoding = comparable(wanted.encoding)
-        assert wanted_encoding | comparable(got.encoding) == wanted_encoding, name
+        assert comparable(got.encoding) == comparable(wanted.encoding), name
         if wanted.dtype.kind not in "OT":
             assert got.to_numpy().tobytes() == wanted.to_numpy().tobytes(), name
 
@@ -104,8 +103,7 @@ def is_device_array(data: Any) -> bool:
 
 def comparable(encoding: dict[Any, Any]) -> dict[Any, Any]:
     """Values with their types, and NaN as equal to itself. The default blocks are larger."""
-    is_ours = isinstance(encoding.get("preferred_chunks"), PreferredBlocks)
-    return {k: (type(v), str(v)) for k, v in encoding.items() if not (is_ours and k == "preferred_chunks")}
+    return {k: (type(v), str(v)) if k != "preferred_chunks" else set(v) for k, v in encoding.items()}
 
 
 def test_identical_to_engine_zarr(store: str) -> None:
@@ -132,6 +130,40 @@ def test_identical_to_engine_zarr(store: str) -> None:
 )
 def test_parameters_mean_what_they_mean_to_engine_zarr(store: str, kwargs: dict[str, Any]) -> None:
     assert_same(open_here(store, **kwargs), xr.open_dataset(store, engine="zarr", **kwargs))
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"chunks": {}}, {"decode_cf": False}], ids=str)
+@pytest.mark.parametrize(
+    ("zarr_format", "encoding"),
+    [
+        (2, {"compressors": numcodecs.Blosc("zstd"), "chunks": (2, 5)}),
+        (2, {"filters": [numcodecs.Delta("<i4")], "dtype": "<i4", "_FillValue": -1, "chunks": (3, 5)}),
+        (2, {"dtype": "u1", "scale_factor": 0.5, "_FillValue": 255, "missing_value": 255, "chunks": (2, 5)}),
+        (2, {"dtype": ">f4", "compressors": None}),
+        (3, {"chunks": (2, 5), "shards": (4, 10)}),
+        (3, {"chunks": (2, 5), "serializer": zarr.codecs.BytesCodec(endian="big")}),
+        (3, {"filters": [zarr.codecs.numcodecs.Delta(dtype="<i4")], "dtype": "i4", "_FillValue": -1}),
+        (3, {"dtype": "i2", "scale_factor": 0.5, "add_offset": 1.0, "_FillValue": -9, "chunks": (8, 3)}),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
+def test_encoding_is_that_of_engine_zarr_but_for_the_blocks(
+    tmp_path: Path, zarr_format: Any, encoding: dict[str, Any], kwargs: dict[str, Any]
+) -> None:
+    source = xr.Dataset(
+        {"t": (("time", "y"), np.arange(80.0).reshape(8, 10)), "label": ("time", list("abcdefgh"))},
+        {"area": ("y", np.ones(10)), "time": pd.date_range("2001", periods=8)},
+    )
+    source.to_zarr(tmp_path / "s", zarr_format=zarr_format, encoding={"t": encoding}, consolidated=False)
+    ours, of_zarr = (
+        xr.open_dataset(tmp_path / "s", consolidated=False, **engine, **kwargs)
+        for engine in ({"engine": ENGINE, "device": "cpu"}, {"engine": "zarr"})
+    )
+    assert_same(ours, of_zarr)
+    assert ours.t.encoding["preferred_chunks"] == {"time": 8, "y": 10}
+    stored = dict(zip(("time", "y"), ours.t.encoding["chunks"], strict=True))
+    assert of_zarr.t.encoding["preferred_chunks"] == stored
 
 
 @pytest.mark.parametrize(

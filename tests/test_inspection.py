@@ -51,9 +51,10 @@ def test_text_is_a_tree_with_sums(store: Path) -> None:
     lines = as_text("store.zarr", inspect_store(store)).splitlines()
     assert lines[:4] == ["store.zarr", "  deep/", "    er/", "      lev  int16 (5,), chunks (2,), Zarr v3"]
     assert "  t2m  float32 (6, 8), chunks (1, 4), shards (3, 8), Zarr v3" in lines
-    assert lines.count("    decoded on the device") == 1  # of t2m; that of lev is further in
-    assert lines[-1].startswith("arrays: 2, 2 decoded on the device; ")
-    assert lines[-1].endswith(", 202 B decoded")
+    assert lines.count("    can be decoded on the device") == 1  # of t2m; that of lev is further in
+    assert lines[-2].startswith("arrays: 2, 2 can be decoded on the device; ")
+    assert lines[-2].endswith(", 202 B decoded")
+    assert lines[-1] == 'engine="gpuzarr" leaves coordinates, bounds and scalars on the host: see ds.gpuzarr.routes'
 
 
 def test_groups_that_share_a_parent_name_it_once() -> None:
@@ -71,6 +72,11 @@ def test_a_host_route_has_its_reason(tmp_path: Path) -> None:
     (entry,) = inspect_store(tmp_path / "s.zarr")
     assert entry.route == "host"
     assert "bz2" in entry.reason
+    assert as_text("s", [entry]).splitlines()[3:] == [
+        f"    decoded on the host: {entry.reason}",
+        "",
+        f"arrays: 1, 0 can be decoded on the device; {entry.stored_nbytes} B stored, 16 B decoded",
+    ]
 
 
 def test_a_broken_array_does_not_hide_the_others(store: Path) -> None:
@@ -182,7 +188,8 @@ def test_a_store_that_lists_nothing_is_listed_by_its_consolidated_metadata(
     consolidate(path)
     (entry,) = inspect_store(url)
     assert (entry.path, entry.shape, entry.stored_nbytes, entry.route) == ("g/t", (8,), None, "device")
-    assert as_text(url, [entry]).splitlines()[-1] == "arrays: 1, 1 decoded on the device; ? stored, 32 B decoded"
+    sums = as_text(url, [entry]).splitlines()[-2]
+    assert sums == "arrays: 1, 1 can be decoded on the device; ? stored, 32 B decoded"
 
 
 def test_arrays_that_only_the_consolidated_metadata_names_are_listed(tmp_path: Path) -> None:

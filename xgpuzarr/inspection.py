@@ -70,7 +70,8 @@ class ArrayEntry:
     decoded_nbytes
         Size of the decoded array, in bytes; None for a dtype without a fixed width.
     route
-        Where a machine with a device decodes its chunks: "device" or "host"; "" for an array that cannot be read.
+        Where a machine with a device can decode its chunks: "device" or "host"; "" for an array that cannot be read.
+        xarray's engine leaves coordinates on the host all the same.
     reason
         Why not on the device; "" if on the device.
     """
@@ -154,7 +155,10 @@ def as_text(store_name: str, entries: Sequence[ArrayEntry]) -> str:
     sizes = [entry.stored_nbytes for entry in entries if entry.route]
     stored = "?" if None in sizes else format_nbytes(sum(filter(None, sizes)))
     decoded = format_nbytes(sum(entry.decoded_nbytes or 0 for entry in entries))
-    lines += ["", f"arrays: {len(entries)}, {on_device} decoded on the device; {stored} stored, {decoded} decoded"]
+    routes = f"{on_device} can be decoded on the device"
+    lines += ["", f"arrays: {len(entries)}, {routes}; {stored} stored, {decoded} decoded"]
+    if on_device:
+        lines.append('engine="gpuzarr" leaves coordinates, bounds and scalars on the host: see ds.gpuzarr.routes')
     return "\n".join(map(printable, lines))
 
 
@@ -173,7 +177,7 @@ def _array_lines(entry: ArrayEntry, name: str) -> Iterator[str]:
     stored, decoded = ("?" if n is None else format_nbytes(n) for n in (entry.stored_nbytes, entry.decoded_nbytes))
     yield f"{name}  {entry.dtype} {entry.shape}, {grid}, Zarr v{entry.zarr_format}"
     yield f"  {entry.codec_chain or 'codecs of zarr-python'}; {stored} stored, {decoded} decoded"
-    yield f"  decoded on the {entry.route}" + (f": {entry.reason}" if entry.reason else "")
+    yield f"  decoded on the host: {entry.reason}" if entry.route == "host" else "  can be decoded on the device"
 
 
 def _entry(store: Store, path: str, problem: str) -> ArrayEntry:

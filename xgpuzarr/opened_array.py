@@ -7,7 +7,6 @@ was opened by that.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -135,7 +134,14 @@ def open_once(
     XGpuZarrError
         The metadata has changed.
     """
-    open_again = functools.partial(_open_again, token, digest, place, path, shape, zarr_format, is_consolidated)
+
+    def open_again() -> OpenedArray:
+        if is_consolidated:
+            array = reopen_zarr_array(place, path, zarr_format, lambda array: _digest(array) == digest)
+        else:
+            array = open_zarr_array(place, path=path, zarr_format=zarr_format)
+        return OpenedArray.of(_as_it_was(array, digest, shape), token, is_consolidated=is_consolidated)
+
     if not isinstance(place, str):
         opened = _of_stores.get(token)
         if opened is None:
@@ -166,26 +172,13 @@ def _state(document: str | Path) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_ino
 
 
-def _open_again(
-    token: str,
-    digest: str,
-    place: Any,
-    path: str,
-    shape: tuple[int, ...],
-    zarr_format: Literal[2, 3],
-    is_consolidated: bool,
-) -> OpenedArray:
-    if is_consolidated:
-        array = reopen_zarr_array(place, path, zarr_format, lambda array: _digest(array) == digest)
-    else:
-        array = open_zarr_array(place, path=path, zarr_format=zarr_format)
-    opened = OpenedArray.of(array, token, is_consolidated=is_consolidated)
-    if opened.digest != digest or any(now < then for now, then in zip(array.shape, shape, strict=True)):
+def _as_it_was(array: zarr.Array[Any], digest: str, shape: tuple[int, ...]) -> zarr.Array[Any]:
+    """Give an array that was opened again the shape that it had, if it has grown; any other change is an error."""
+    if _digest(array) != digest or any(now < then for now, then in zip(array.shape, shape, strict=True)):
         raise XGpuZarrError(
-            f"array {path!r} of store {place!s}: its metadata changed after this handle was made; open it again"
+            f"array {array.path!r} of store {str(array.store).removeprefix('file://')}: its metadata changed after "
+            "this handle was made; open it again"
         )
-    if array.shape != shape:  # it has grown
-        document = {**array.metadata.to_dict(), "shape": shape}
-        array = type(array).from_dict(array.store_path, document)
-        opened = OpenedArray.of(array, token, is_consolidated=is_consolidated)
-    return opened
+    if array.shape == shape:
+        return array
+    return type(array).from_dict(array.store_path, {**array.metadata.to_dict(), "shape": shape})

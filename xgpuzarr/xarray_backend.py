@@ -112,72 +112,41 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             A variable in `device_variables` cannot be on the device, or ``options.route`` is "device" and a data
             variable needs the host.
         """
-        placement = _placement(device, device_variables, host_variables, cf_float, options)
-        dropped = _names(drop_variables)
-        store = _open_store(
+        store, placement, decoders = _opened(
             filename_or_obj,
-            dropped,
-            cache_members=cache_members,
-            group=group,
-            mode=mode,
-            consolidated=consolidated,
-            storage_options=storage_options,
-            zarr_format=zarr_format,
-            use_zarr_fill_value_as_mask=_fill_value_as_mask(use_zarr_fill_value_as_mask, mask_and_scale),
-        )
-        return _placed(
-            {"/": store},
-            placement,
             mask_and_scale=mask_and_scale,
             decode_times=decode_times,
             concat_characters=concat_characters,
             decode_coords=decode_coords,
-            drop_variables=dropped,
+            drop_variables=drop_variables,
             use_cftime=use_cftime,
             decode_timedelta=decode_timedelta,
-        )["/"]
-
-    def open_groups_as_dict(
-        self,
-        filename_or_obj: Any,
-        *,
-        group: str | None = None,
-        mode: Any = "r",
-        consolidated: bool | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        zarr_format: int | None = None,
-        use_zarr_fill_value_as_mask: bool | None = None,
-        device: Device = "auto",
-        device_variables: Iterable[Hashable] = (),
-        host_variables: Iterable[Hashable] = (),
-        cf_float: Literal["float32"] | None = None,
-        options: ReadOptions | None = None,
-        mask_and_scale: bool | Mapping[str, bool] = True,
-        drop_variables: str | Iterable[str] | None = None,
-        **decoders: Any,
-    ) -> dict[str, xr.Dataset]:
-        """Open a group and all groups below it lazily, by their paths relative to it.
-
-        Parameters and errors are those of `open_dataset`; `decoders` are the ones that `xarray.open_dataset` has too.
-        """
-        placement = _placement(device, device_variables, host_variables, cf_float, options)
-        dropped = _names(drop_variables)
-        top = _open_store(
-            filename_or_obj,
-            dropped,
-            cache_members=True,
             group=group,
             mode=mode,
             consolidated=consolidated,
             storage_options=storage_options,
             zarr_format=zarr_format,
-            use_zarr_fill_value_as_mask=_fill_value_as_mask(use_zarr_fill_value_as_mask, mask_and_scale),
+            use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask,
+            cache_members=cache_members,
+            device=device,
+            device_variables=device_variables,
+            host_variables=host_variables,
+            cf_float=cf_float,
+            options=options,
         )
-        stores = {(path or ".") if group else f"/{path}": store for path, store in top.walk()}
-        return _placed(stores, placement, mask_and_scale=mask_and_scale, drop_variables=dropped, **decoders)
+        return _placed({"/": store}, placement, **decoders)["/"]
+
+    def open_groups_as_dict(self, filename_or_obj: Any, **kwargs: Any) -> dict[str, xr.Dataset]:
+        """Open a group and all groups below it lazily, by their paths relative to it, or from "/" if it is the root.
+
+        Parameters and errors are those of `open_dataset`.
+        """
+        top, placement, decoders = _opened(filename_or_obj, **kwargs)
+        stores = {(path or ".") if kwargs.get("group") else f"/{path}": store for path, store in top.walk()}
+        return _placed(stores, placement, **decoders)
 
     def open_datatree(self, filename_or_obj: Any, **kwargs: Any) -> xr.DataTree:
-        """Open a group and all groups below it lazily, as a tree; parameters are those of `open_groups_as_dict`."""
+        """Open a group and all groups below it lazily, as a tree; parameters and errors are those of `open_dataset`."""
         return datatree_from_dict_with_io_cleanup(self.open_groups_as_dict(filename_or_obj, **kwargs))
 
 
@@ -241,30 +210,55 @@ class _Store(ZarrStore):
         return variable
 
 
-def _open_store(
+def _opened(
     filename_or_obj: Any,
-    dropped: frozenset[Hashable],
     *,
-    cache_members: bool,
-    group: str | None,
-    mode: Any,
-    storage_options: Mapping[str, Any] | None,
-    **kwargs: Any,
-) -> _Store:
-    """Open one group; `kwargs` are those of `ZarrStore.open_group`."""
+    mask_and_scale: bool | Mapping[str, bool] = True,
+    drop_variables: str | Iterable[str] | None = None,
+    group: str | None = None,
+    mode: Any = "r",
+    consolidated: bool | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    zarr_format: int | None = None,
+    use_zarr_fill_value_as_mask: bool | None = None,
+    cache_members: bool = True,
+    device: Device = "auto",
+    device_variables: Iterable[Hashable] = (),
+    host_variables: Iterable[Hashable] = (),
+    cf_float: Literal["float32"] | None = None,
+    options: ReadOptions | None = None,
+    **decoders: Any,
+) -> tuple[_Store, Placement, dict[str, Any]]:
+    """Open the store of one group; say where its variables go, and how xarray is to decode them."""
     from xgpuzarr.members import naming_bad_arrays
     from xgpuzarr.opening import as_store
 
+    placement = Placement(
+        device=device,
+        options=checked_options(options),
+        device_variables=_names(device_variables),
+        host_variables=_names(host_variables),
+        cf_float=cf_float,
+    )
     if mode != "r":
         raise ValueError(f"engine 'gpuzarr' only reads: mode must be 'r', got {mode!r}; write with Dataset.to_zarr")
+    dropped = _names(drop_variables)
     zarr_store = as_store(_normalize_path(filename_or_obj))
     with naming_bad_arrays(zarr_store, group, storage_options):
-        store = _open_group(zarr_store, group, mode=mode, storage_options=storage_options, **kwargs)
+        store = _open_group(
+            zarr_store,
+            group,
+            mode=mode,
+            consolidated=consolidated,
+            storage_options=storage_options,
+            zarr_format=zarr_format,
+            use_zarr_fill_value_as_mask=_fill_value_as_mask(use_zarr_fill_value_as_mask, mask_and_scale),
+        )
     if not hasattr(store.zarr_group, "members"):
         raise ValueError(f"group {group!r} is an array; name the group that it is in, or use xgpuzarr.open_array")
     store.set_close(zarr_store is not filename_or_obj)
     store.find_members(dropped, cache=cache_members)
-    return store
+    return store, placement, {"mask_and_scale": mask_and_scale, "drop_variables": dropped, **decoders}
 
 
 def _open_group(zarr_store: Any, group: str | None, *, consolidated: bool | None, **kwargs: Any) -> _Store:
@@ -296,22 +290,6 @@ def _placed(stores: Mapping[str, _Store], placement: Placement, **decoders: Any)
             dataset.close()
         raise
     return datasets
-
-
-def _placement(
-    device: Device,
-    device_variables: Iterable[Hashable],
-    host_variables: Iterable[Hashable],
-    cf_float: Literal["float32"] | None,
-    options: ReadOptions | None,
-) -> Placement:
-    return Placement(
-        device=device,
-        options=checked_options(options),
-        device_variables=_names(device_variables),
-        host_variables=_names(host_variables),
-        cf_float=cf_float,
-    )
 
 
 def _names(names: Iterable[Hashable] | None) -> frozenset[Hashable]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 N_SHARDS = 16
 N_CHUNKS_IN_SHARD = 12
-N_WAVES = 8
+N_WAVES = 4
 
 
 @pytest.fixture(autouse=True)
@@ -187,3 +188,14 @@ def test_what_streams_share_is_queued_before_the_event_they_wait_for(
     np.testing.assert_array_equal(array.oindex[rows].get(), values[rows])
     assert events[:3] == ["new_status", "_upload_gather_tables", "record"]
     assert events.count("_upload_gather_tables") == 1
+
+
+@pytest.mark.parametrize(("decoded_mib", "n_waves"), [(100, 1), (600, 4), (2000, 4), (3100, 6), (4096, 8), (9000, 8)])
+def test_large_reads_are_cut_into_more_waves(monkeypatch: pytest.MonkeyPatch, decoded_mib: int, n_waves: int) -> None:
+    from xgpuzarr import waves
+
+    monkeypatch.setattr(waves, "MIN_WAVE_DECODED_NBYTES", 64 << 20)
+    chain = SimpleNamespace(compressor=SimpleNamespace(codec="zstd"))
+    layout = SimpleNamespace(codec_chain=chain, chunk_nbytes=1 << 16)
+    plan = SimpleNamespace(layout=layout, decoded_nbytes=decoded_mib << 20)
+    assert waves.Waves._n_waves(SimpleNamespace(_plan=plan, _is_local=True)) == n_waves

@@ -37,10 +37,14 @@ __all__ = ["N_IN_FLIGHT", "Waves", "reading"]
 N_IN_FLIGHT = 4
 """Waves in flight at most: one is read while others decode."""
 
-N_WAVES = 8
-"""Waves that a read of small frames or streams (Blosc) is cut into: the next is read while the last decodes. One wave
-for large frames, as was measured: nvCOMP takes as long for hundreds of them as for one, and longer for them in several
-calls at once."""
+N_WAVES = (4, 8)
+"""Fewest and most waves that a read of small frames or streams (Blosc) is cut into: the next is read while the last
+decodes. One wave for large frames, as was measured: nvCOMP takes as long for hundreds of them as for one, and longer
+for them in several calls at once."""
+
+SMALL_WAVE_DECODED_NBYTES = 512 << 20
+"""Decoded bytes of a wave, between the fewest waves and the most: eight of 4 GiB were faster than four, and eight of
+1.6 GB slower."""
 
 LARGE_FRAME_NBYTES = 512 << 10
 """From this decoded size on, frames are large."""
@@ -183,7 +187,9 @@ class Waves:
         if not self._is_local:
             share, largest = share // N_STORE_WAVES, MAX_STORE_WAVE_DECODED_NBYTES
         elif compressor is not None and (compressor.codec == "blosc" or plan.layout.chunk_nbytes < LARGE_FRAME_NBYTES):
-            share, largest = share // N_WAVES, MAX_SMALL_WAVE_DECODED_NBYTES
+            fewest, most = N_WAVES
+            share = min(share // fewest, max(share // most, SMALL_WAVE_DECODED_NBYTES))
+            largest = MAX_SMALL_WAVE_DECODED_NBYTES
         return max(1, plan.decoded_nbytes // min(largest, max(MIN_WAVE_DECODED_NBYTES, share)))
 
     def _locate(self, rows: NDArray[np.int64], ranges: ByteRanges) -> None:

@@ -365,6 +365,20 @@ def test_auto_is_near_the_size_that_dask_was_told_where_blocks_of_variables_line
     assert (ds.t.data.chunksize, ds.zonal.data.chunksize) == ((32, 20, 30), (96, 20))
 
 
+@pytest.mark.filterwarnings("ignore:blocks cut stored", "ignore:The specified chunks separate")
+@pytest.mark.parametrize("n_bytes", [100, 640, 1280, 2560, 10_000])
+def test_a_small_size_told_to_dask_cuts_as_with_engine_zarr(tmp_path, n_bytes):
+    xr.Dataset({"t": (DIMS, VALUES[:96]), "zonal": (DIMS[:2], VALUES[:96, :, 0])}).to_zarr(
+        tmp_path / "g.zarr", consolidated=False, encoding={"t": {"chunks": (4, 20, 30)}, "zonal": {"chunks": (8, 20)}}
+    )
+    options = ReadOptions(target_block_bytes=16 * 20 * 30 * 4)
+    with dask.config.set({"array.chunk-size": f"{n_bytes} B"}):
+        kwargs = {"chunks": "auto", "consolidated": False}
+        ours = xr.open_dataset(tmp_path / "g.zarr", engine="gpuzarr", device="cpu", options=options, **kwargs)
+        of_zarr = xr.open_dataset(tmp_path / "g.zarr", engine="zarr", **kwargs)
+    assert ours.zonal.chunks == of_zarr.zonal.chunks
+
+
 @pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0, 0)])
 @pytest.mark.parametrize("chunks", [{}, "auto", -1, 5, {"y": "auto"}, {"x": "auto"}])
 def test_arrays_without_extent(tmp_path, shape, chunks):

@@ -145,7 +145,9 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
             exit="ds.t.where(ds.t > 5, ds.t.dtype.type(0))",
         ),
         works("where, on a mask of the store", "ds.t.where(ds.land)"),
-        fails("where, on a coordinate", "ds.t.where(ds.lat > 15)", "ds.t.where((ds.lat > 15).gpuzarr.beside(ds.t))"),
+        works("where, on a coordinate", "ds.t.where(ds.lat > 15)"),
+        works("where, on a coordinate, dropping the rest", "ds.t.where(ds.lat > 15, drop=True)"),
+        works("NumPy function with a coordinate", "np.maximum(ds.t, ds.lat)"),
         Operation(
             name="where, dropping the rest",
             code="ds.t.where(ds.t > 17.5, drop=True)",

@@ -208,8 +208,7 @@ COPIED_BY_CUPY = {
     "dot": lambda ds, weights: xr.dot(ds.t, weights, dim="lat"),
 }
 FIXED_BY_TO_DEVICE = {
-    "condition": lambda ds, weights: ds.t.where(weights > 0.95),
-    "function of two": lambda ds, weights: np.hypot(ds.t, weights),
+    "function of the user": lambda ds, weights: xr.apply_ufunc(lambda t, w: t + w, ds.t, weights),
 }
 
 

@@ -420,7 +420,7 @@ def test_importing_the_module_once_more_changes_nothing() -> None:
         "for _ in range(2):\n"
         "    importlib.reload(module)\n"
         "one = xarray.Variable('x', [1, 2])\n"
-        "one += one + 1\n"
+        "one += xarray.apply_ufunc(abs, one) + 1\n"
         "print(one.values.tolist())"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
@@ -433,3 +433,50 @@ def test_functions_without_a_module_reduce_too(store: str, chunks: Any, device_a
     result = on_device(store, chunks=chunks).packed.reduce(greatest, "time")
     assert isinstance(result.compute().data, device_array)
     np.testing.assert_allclose(result.as_numpy(), on_host(store).packed.max("time"))
+
+
+FUNCTIONS: dict[str, Callable[[xr.Dataset], xr.DataArray]] = {
+    "where": lambda ds: ds.t.where(ds.time > 1),
+    "where, 2-D": lambda ds: ds.t.where((ds.height > 0.5) & (ds.time > 1)),
+    "where, another value": lambda ds: ds.t.where(ds.t > 3, ds.height),
+    "where, dropping the rest": lambda ds: ds.t.where(ds.time > 1, drop=True),
+    "where of a result": lambda ds: np.sqrt(ds.t).where(ds.height > 0.5),
+    "where of a dataset": lambda ds: ds[["t", "packed"]].where(ds.height > 0.5).t,
+    "xr.where": lambda ds: xr.where(ds.height > 0.5, ds.t, ds.packed),
+    "fillna": lambda ds: ds.t.fillna(ds.height),
+    "combine_first": lambda ds: ds.t.combine_first(ds.height),
+    "clip": lambda ds: ds.t.clip(max=ds.height * 9),
+    "NumPy's function": lambda ds: np.maximum(ds.t, ds.time),
+    "NumPy's function, the index first": lambda ds: np.hypot(ds.time, ds.t),
+    "NumPy's array first": lambda ds: np.arange(6.0) * ds.t,
+    "apply_ufunc": lambda ds: xr.apply_ufunc(np.add, ds.t, ds.height, dask="allowed"),
+}
+
+
+@pytest.mark.parametrize("chunks", CHUNKS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_several_operands_take_host_data(
+    store: str,
+    name: str,
+    chunks: Any,
+    device_array: type,  # noqa: F811
+) -> None:
+    expected = FUNCTIONS[name](on_host(store, chunks=chunks))
+    assert_as_on_host(FUNCTIONS[name](on_device(store, chunks=chunks)), expected, device_array)
+
+
+def test_functions_of_users_get_what_they_were_given(store: str, device_array: type) -> None:  # noqa: F811
+    got: list[type] = []
+
+    def note(*values: Any) -> Any:
+        got.extend(map(type, values))
+        return values[0]
+
+    dataset = on_device(store)
+    xr.apply_ufunc(note, dataset.t, dataset.time, np.ones(6))
+    assert issubclass(got[0], device_array)
+    assert got[1:] == [np.ndarray, np.ndarray]
+    host = on_host(store)
+    got.clear()
+    xr.apply_ufunc(note, host.t, host.t)
+    assert got == [np.ndarray, np.ndarray]

@@ -212,7 +212,7 @@ class GpuZarrDataArrayAccessor:
         return self._with(_on_device(self._array.variable))
 
     def beside(self, other: xr.DataArray) -> xr.DataArray:
-        """Copy the values to where those of another array are, for functions that take both; not the coordinates.
+        """Copy the values to where those of another array are, for your own functions of both; not the coordinates.
 
         Parameters
         ----------
@@ -227,7 +227,7 @@ class GpuZarrDataArrayAccessor:
 
         Examples
         --------
-        >>> ds.t2m.where((ds.lat > 60).gpuzarr.beside(ds.t2m))  # doctest: +SKIP
+        >>> xr.apply_ufunc(solar_angle, ds.t2m, ds.lat.gpuzarr.beside(ds.t2m))  # doctest: +SKIP
         """
         if on_host(other.variable):
             return self._array.copy(deep=False)

@@ -14,13 +14,15 @@ the index first, and what xarray's functions make (`fillna`, `where`, `concat`, 
 makes all of those itself, so importing this module extends the two methods of `xarray.Variable` that operators call.
 Operands of which none is on the device go on to xarray's own methods, untouched.
 
-Functions of two operands (`where`, `xr.where`) do not calculate by operators, and CuPy refuses within them:
-``.gpuzarr.beside(ds.t)`` on the other operand is the way.
+Functions of several operands (`where`, `clip`, `np.maximum`) come together in xarray's `apply_variable_ufunc`, which is
+extended in the same way: for NumPy's functions and xarray's own. Those of users get what they were given, for they may
+want NumPy arrays; ``.gpuzarr.beside(ds.t)`` copies for them.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -164,14 +166,13 @@ def beside(variable: xr.Variable, other: xr.Variable) -> xr.Variable:
     return DeviceVariable(variable.dims, to_device(data), variable.attrs)
 
 
-def _of_xarray(name: str) -> Any:
-    """A method of `xarray.Variable`, without what this module has put around it if it is imported once more."""
-    method = getattr(xr.Variable, name)
-    return getattr(method, "__wrapped__", method)
+def _without_ours(function: Any) -> Any:
+    """A function of xarray's without what this module has put around it, if it is imported once more."""
+    return getattr(function, "__wrapped__", function)
 
 
-_binary_op_of_xarray = _of_xarray("_binary_op")
-_inplace_binary_op_of_xarray = _of_xarray("_inplace_binary_op")
+_binary_op_of_xarray = _without_ours(xr.Variable._binary_op)  # noqa: SLF001
+_inplace_binary_op_of_xarray = _without_ours(xr.Variable._inplace_binary_op)  # noqa: SLF001
 
 
 @functools.wraps(_binary_op_of_xarray)
@@ -202,6 +203,31 @@ def _inplace_binary_op(self: xr.Variable, other: Any, f: Any) -> Any:
 
 xr.Variable._binary_op = _binary_op  # type: ignore[method-assign]  # noqa: SLF001
 xr.Variable._inplace_binary_op = _inplace_binary_op  # type: ignore[method-assign]  # noqa: SLF001
+
+
+_module_of_apply_ufunc: Any = importlib.import_module("xarray.computation.apply_ufunc")
+_apply_of_xarray = _without_ours(_module_of_apply_ufunc.apply_variable_ufunc)
+
+
+@functools.wraps(_apply_of_xarray)
+def _apply_variable_ufunc(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """`apply_variable_ufunc` of xarray, where operands may be on the device and on the host."""
+    on_the_device = [arg for arg in args if isinstance(arg, xr.Variable) and not on_host(arg)]
+    if on_the_device and _is_elementwise(func):
+        is_array = [isinstance(arg, (xr.Variable, np.ndarray)) for arg in args]
+        args = tuple(_beside(a, on_the_device[0]) if is_a else a for a, is_a in zip(args, is_array, strict=True))
+    return _apply_of_xarray(func, *args, **kwargs)
+
+
+_module_of_apply_ufunc.apply_variable_ufunc = _apply_variable_ufunc
+
+
+def _is_elementwise(func: Any) -> bool:
+    """Whether a function is one of NumPy's or of xarray's, which take their operands' elements as they come."""
+    while isinstance(func, functools.partial):
+        func = func.func
+    module = getattr(func, "__module__", None) or ""
+    return isinstance(func, np.ufunc) or module.startswith(("xarray.core.duck_array_ops", "numpy", "cupy"))
 
 
 def _beside_each_other(one: xr.Variable, other: Any) -> tuple[Any, Any]:

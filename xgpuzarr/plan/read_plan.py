@@ -177,10 +177,11 @@ class ReadPlan:
         if not self.is_of_slices:
             return None
         tables = [table for table in self.group_chunks if isinstance(table, SliceChunks)]
-        columns = np.empty((3, len(self.group_row[rows]), len(tables)), np.int64)
+        picks = self.group_row[rows]
+        columns = np.empty((3, len(picks), len(tables)), np.int64)
         for axis, table in enumerate(tables):
             of_chunks = np.stack([table.out_start, table.count, table.inner_start])
-            columns[:, :, axis] = of_chunks.take(self.group_row[rows, axis], axis=1)
+            columns[:, :, axis] = of_chunks.take(picks[:, axis], axis=1)
         out_start, count, inner_start = columns
         return SliceColumns(out_start, count, inner_start, tuple(table.step for table in tables))
 

@@ -20,7 +20,6 @@ dask is imported when it is needed: xarray loads every engine's module, and dask
 from __future__ import annotations
 
 import math
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -140,13 +139,17 @@ class PreferredBlocks(dict[Any, int]):
     for the stored chunks whose cutting deserves a warning. A cut through a block is none: it may well lie between
     stored chunks. So the second question gets no answer, and `BlockManager` warns of the cuts that matter.
 
-    Attributes
+    Parameters
     ----------
+    lengths
+        Lengths of the default blocks by dimension.
     objects
-        Lengths of the stored chunks or shards by dimension; where one is missing, dask joins blocks as it would those.
+        Lengths of the stored chunks or shards by the same dimensions.
     """
 
-    objects: Mapping[Any, int] = MappingProxyType({})
+    def __init__(self, lengths: Mapping[Any, int], objects: Mapping[Any, int]) -> None:
+        super().__init__(lengths)
+        self.objects = objects
 
     def get(self, dim: Any, axis_length: Any = None) -> Any:
         """Lengths of all blocks along a dimension if the length of that is given, else None."""
@@ -155,8 +158,7 @@ class PreferredBlocks(dict[Any, int]):
         if axis_length == 0 or dim not in self:  # dask divides by the largest length
             return super().get(dim, axis_length)
         if _has_chunk_size():
-            stored = self.objects.get(dim, self[dim])
-            return list(lengths_along(axis_length, _UnnamedLength(listable(stored, axis_length))))
+            return list(lengths_along(axis_length, _UnnamedLength(listable(self.objects[dim], axis_length))))
         return _KeptLengths(lengths_along(axis_length, _UnnamedLength(self[dim])))
 
 
@@ -208,12 +210,11 @@ def preferred_blocks(dims: Iterable[Hashable], array: StoredArray, itemsize: int
     PreferredBlocks
         Empty for an array without a layout: dask decides on those.
     """
-    layout, preferred = array.layout, PreferredBlocks()
-    if layout is not None:
-        dims = tuple(dims)
-        preferred.update(zip(dims, block_shape(layout, array.target_block_bytes, itemsize=itemsize), strict=True))
-        preferred.objects = dict(zip(dims, layout.object_shape, strict=True))
-    return preferred
+    if array.layout is None:
+        return PreferredBlocks({}, {})
+    dims, block = tuple(dims), block_shape(array.layout, array.target_block_bytes, itemsize=itemsize)
+    objects = zip(dims, array.layout.object_shape, strict=True)
+    return PreferredBlocks(dict(zip(dims, block, strict=True)), dict(objects))
 
 
 class BlockManager(DaskManager):

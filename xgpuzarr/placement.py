@@ -177,9 +177,8 @@ def _level(dim: Hashable, units: list[tuple[xr.Variable, Any]]) -> None:
     for variable, _ in units:
         preferred = variable.encoding["preferred_chunks"]
         if preferred[dim] != shortest:
-            levelled = PreferredBlocks({**preferred, dim: shortest})
-            levelled.objects = getattr(preferred, "objects", preferred)
-            variable.encoding["preferred_chunks"] = levelled
+            objects = getattr(preferred, "objects", preferred)
+            variable.encoding["preferred_chunks"] = PreferredBlocks({**preferred, dim: shortest}, objects)
 
 
 def _folded(data: Any) -> tuple[GpuZarrBackendArray, tuple[cf.Step, ...]] | None:

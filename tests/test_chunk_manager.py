@@ -352,30 +352,33 @@ def test_blocks_are_noted_as_chunks_where_that_is_asked(tiles, chunks, overwrite
     assert all(ours["t"][0][axis] == of_zarr["t"][0][axis] for axis in named)
 
 
+@pytest.fixture
+def two_lengths(tmp_path):
+    """A group of two variables whose stored chunks differ in length, so that the blocks of one are made to line up."""
+    source = xr.Dataset({"t": (DIMS, VALUES[:96]), "zonal": (DIMS[:2], VALUES[:96, :, 0])})
+    encoding = {"t": {"chunks": (4, 20, 30)}, "zonal": {"chunks": (8, 20)}}
+    source.to_zarr(tmp_path / "g.zarr", consolidated=False, encoding=encoding)
+    return tmp_path / "g.zarr"
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("chunks", ["auto", {"time": "auto"}])
-def test_auto_is_near_the_size_that_dask_was_told_where_blocks_of_variables_line_up(tmp_path, chunks):
-    xr.Dataset({"t": (DIMS, VALUES[:96]), "zonal": (DIMS[:2], VALUES[:96, :, 0])}).to_zarr(
-        tmp_path / "g.zarr", consolidated=False, encoding={"t": {"chunks": (4, 20, 30)}, "zonal": {"chunks": (8, 20)}}
-    )
+def test_auto_is_near_the_size_that_dask_was_told_where_blocks_of_variables_line_up(two_lengths, chunks):
     kwargs = {"engine": "gpuzarr", "device": "cpu", "options": ReadOptions(target_block_bytes=TARGET_BYTES)}
     with dask.config.set({"array.chunk-size": f"{32 * 20 * 30 * 4} B"}):
-        ds = xr.open_dataset(tmp_path / "g.zarr", chunks=chunks, consolidated=False, **kwargs)
+        ds = xr.open_dataset(two_lengths, chunks=chunks, consolidated=False, **kwargs)
     assert ds.zonal.encoding["preferred_chunks"] == {"time": 8, "y": 20}
     assert (ds.t.data.chunksize, ds.zonal.data.chunksize) == ((32, 20, 30), (96, 20))
 
 
 @pytest.mark.filterwarnings("ignore:blocks cut stored", "ignore:The specified chunks separate")
 @pytest.mark.parametrize("n_bytes", [100, 640, 1280, 2560, 10_000])
-def test_a_small_size_told_to_dask_cuts_as_with_engine_zarr(tmp_path, n_bytes):
-    xr.Dataset({"t": (DIMS, VALUES[:96]), "zonal": (DIMS[:2], VALUES[:96, :, 0])}).to_zarr(
-        tmp_path / "g.zarr", consolidated=False, encoding={"t": {"chunks": (4, 20, 30)}, "zonal": {"chunks": (8, 20)}}
-    )
+def test_a_small_size_told_to_dask_cuts_as_with_engine_zarr(two_lengths, n_bytes):
     options = ReadOptions(target_block_bytes=16 * 20 * 30 * 4)
     with dask.config.set({"array.chunk-size": f"{n_bytes} B"}):
         kwargs = {"chunks": "auto", "consolidated": False}
-        ours = xr.open_dataset(tmp_path / "g.zarr", engine="gpuzarr", device="cpu", options=options, **kwargs)
-        of_zarr = xr.open_dataset(tmp_path / "g.zarr", engine="zarr", **kwargs)
+        ours = xr.open_dataset(two_lengths, engine="gpuzarr", device="cpu", options=options, **kwargs)
+        of_zarr = xr.open_dataset(two_lengths, engine="zarr", **kwargs)
     assert ours.zonal.chunks == of_zarr.zonal.chunks
 
 

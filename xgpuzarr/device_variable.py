@@ -113,8 +113,7 @@ class DeviceVariable(BlockVariable):
         """Reduce as `xarray.Variable.reduce` does."""
         result = super().reduce(func, *args, **kwargs)
         data: Any = result._data  # noqa: SLF001
-        is_of_xarray = (getattr(func, "__module__", None) or "").startswith("xarray.")
-        if is_of_xarray and is_dask(data) and not (is_on_device(data) or on_host(self)):
+        if _module(func).startswith("xarray.") and is_dask(data) and not (is_on_device(data) or on_host(self)):
             # dask could not try the function beforehand (`median`), and took its blocks for NumPy's
             meta = device_meta(data.ndim, data.dtype)
             result = result._replace(data=type(data)(data.dask, data.name, data.chunks, meta=meta))
@@ -226,8 +225,12 @@ def _is_elementwise(func: Any) -> bool:
     """Whether a function is one of NumPy's or of xarray's, which take their operands' elements as they come."""
     while isinstance(func, functools.partial):
         func = func.func
-    module = getattr(func, "__module__", None) or ""
-    return isinstance(func, np.ufunc) or module.startswith(("xarray.core.duck_array_ops", "numpy", "cupy"))
+    return isinstance(func, np.ufunc) or _module(func).startswith(("xarray.core.duck_array_ops", "numpy", "cupy"))
+
+
+def _module(func: Any) -> str:
+    """Name of the module that a function is from; "" where it tells none."""
+    return getattr(func, "__module__", None) or ""
 
 
 def _beside_each_other(one: xr.Variable, other: Any) -> tuple[Any, Any]:
